@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the Debian packages in a clean copy of the source. usage: packaging/deb.sh VERSION REVISION DIRECTORY
+# Builds the Debian packages in a clean copy of the source.
+# usage: packaging/deb.sh VERSION REVISION DIRECTORY
 set -euo pipefail
 umask 022 # whatever the builder's is: modes go into the archives
 cd "$(dirname "$0")/.."
@@ -27,8 +28,11 @@ qgpu ($version-$revision) unstable; urgency=medium
 TEXT
 
 log=$here/build/deb.log
-echo "deb: building qgpu $version-$revision for Slurm $(packaging/slurm_version.sh); the output is in build/deb.log"
-if ! (cd "$tree" && dpkg-buildpackage --build=binary --no-sign --no-pre-clean --no-check-builddeps) >"$log" 2>&1; then
+echo "deb: building qgpu $version-$revision for Slurm $(packaging/slurm_version.sh);" \
+    "the output is in build/deb.log"
+if ! (
+    cd "$tree" && dpkg-buildpackage --build=binary --no-sign --no-pre-clean --no-check-builddeps
+) >"$log" 2>&1; then
     tail -n 20 "$log" >&2
     echo "deb: the packages were not built" >&2
     exit 1

@@ -1,4 +1,5 @@
-"""Checks that a library loads with an old glibc: the versions of the symbols that it needs, and the libraries.
+"""Checks that a library loads with an old glibc: the versions of the symbols that it needs, and the
+libraries.
 
 usage: glibc.py NEWEST FILE...    NEWEST as 2.17. Exit status 1 and a sentence for each fault.
 """
@@ -19,7 +20,9 @@ VERSION = re.compile(r"Name: (\w+?)(?:_([\d.]+))?  Flags")
 
 def told(*words: str) -> str:
     """What readelf says. Raises CalledProcessError."""
-    return subprocess.run(["readelf", "-W", *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["readelf", "-W", *words], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -28,7 +31,9 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def too_new(family: str, version: str | None, newest: str) -> bool:
-    """Whether a version of a symbol is not one of an old glibc; names without a number are of a newer one."""
+    """Whether a version of a symbol is not one of an old glibc; names without a number are of a
+    newer one.
+    """
     return family != "GLIBC" or version is None or number(version) > number(newest)
 
 
@@ -42,10 +47,16 @@ def faults(path: str, newest: str) -> Iterator[str]:
         if too_new(family, version or None, newest):
             named.add((family, version))
             wanted = f"{family}_{version}" if version else family
-            yield f"{path} needs {name} of {wanted}; the limit is {newest}: add it to qg_glibc.h or do without"
+            yield (
+                f"{path} needs {name} of {wanted}; the limit is {newest}: add it to qg_glibc.h "
+                f"or do without"
+            )
     for family, version in VERSION.findall(told("--version-info", path)):
         if (family, version) not in named and too_new(family, version or None, newest):
-            yield f"{path} needs the version {family} {version} of the C library; the limit is {newest}"
+            yield (
+                f"{path} needs the version {family} {version} of the C library; the limit is "
+                f"{newest}"
+            )
 
 
 def main() -> int:

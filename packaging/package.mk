@@ -5,7 +5,8 @@ REVISION ?= 1
 
 .PHONY: dist deb lint-deb rpm lint-rpm test-packages
 dist:
-	@packaging/dist.sh $(VERSION) $(PACKAGES)/qgpu-$(VERSION).tar.gz && echo $(PACKAGES)/qgpu-$(VERSION).tar.gz
+	@packaging/dist.sh $(VERSION) $(PACKAGES)/qgpu-$(VERSION).tar.gz \
+	  && echo $(PACKAGES)/qgpu-$(VERSION).tar.gz
 
 deb:
 	@packaging/need.sh product deb lint-deb
@@ -18,7 +19,8 @@ lint-deb:
 
 rpm:
 	@packaging/need.sh product rpm lint-rpm
-	@packaging/rpm.sh $(VERSION) $(REVISION) $(ABI_VERSION) "$(LUA_COMMON)" "$(LUA_CONTROLLER)" $(PACKAGES)
+	@packaging/rpm.sh $(VERSION) $(REVISION) $(ABI_VERSION) "$(LUA_COMMON)" "$(LUA_CONTROLLER)" \
+	  $(PACKAGES)
 	@$(MAKE) --no-print-directory -s lint-rpm
 
 lint-rpm:

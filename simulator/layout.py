@@ -1,6 +1,7 @@
 """Constants and structures of simulator/native/protocol/sim_proto.h.
 
-Generated from it by `make layouts`: edit the header, not this file. Its comments explain each field.
+Generated from it by `make layouts`: edit the header, not this file. Its comments explain each
+field.
 """
 
 from __future__ import annotations

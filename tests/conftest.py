@@ -1,4 +1,6 @@
-"""What every test module shares: fake nodes, and that no test leaves anything open for others to stumble over."""
+"""What every test module shares: fake nodes, and that no test leaves anything open for others to
+stumble over.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from simulator.fakes import FakeNode
 
 ROOT = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
-# Files that take longest. They begin first, or one worker would still have one of them when all others are done.
+# Files that take longest. They begin first, or one worker would still have one of them when all
+# others are done.
 LONG = (
     "test_real_schedules.py",
     "test_jobs_failures.py",
@@ -44,7 +47,9 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first (`--no-loadscope-reorder` keeps this order), the others as they were found."""
+    """Long files first (`--no-loadscope-reorder` keeps this order), the others as they were
+    found.
+    """
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
@@ -55,13 +60,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_collection_finish() -> None:
-    """What was collected lives to the end: the collector of garbage need not walk it after each test."""
+    """What was collected lives to the end: the collector of garbage need not walk it after each
+    test.
+    """
     gc.collect()
     gc.freeze()
 
 
 def opened(request: pytest.FixtureRequest) -> Open:
-    """Descriptors and processes; of tests of a live cluster only the former: its daemons come and go by themselves."""
+    """Descriptors and processes; of tests of a live cluster only the former: its daemons come
+    and go by themselves.
+    """
     live = "sandbox" in request.fixturenames or bool(
         {"slurm", "install"} & {*request.path.relative_to(ROOT).parts[:1]}
     )
@@ -70,12 +79,15 @@ def opened(request: pytest.FixtureRequest) -> Open:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set up before all others of the test and so ended after them: a test must give back all that it opened."""
+    """Set up before all others of the test and so ended after them: a test must give back all
+    that it opened.
+    """
     before = opened(request)
     yield
     # The traceback of a test that failed keeps what its fixtures had: one report of it is enough.
     if not request.node.stash.get(FAILED, False) and left(before, opened(request)):
-        (request.node.funcargs or {}).clear()  # pytest lets go of a test's fixtures only after this one
+        # pytest lets go of a test's fixtures only after this one
+        (request.node.funcargs or {}).clear()
         gc.collect()  # and what only reference cycles hold is given back as well, if late
         if rest := left_for_good(before, lambda: opened(request)):
             pytest.fail(f"the test leaves behind: {', '.join(rest)}", pytrace=False)
@@ -111,7 +123,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
     """The lines with a word that qgpud has logged."""
     logging.getLogger("qgpud").propagate = True
     caplog.set_level(logging.DEBUG, "qgpud")
-    return lambda word: [record.getMessage() for record in caplog.records if word in record.getMessage()]
+    return lambda word: [
+        record.getMessage() for record in caplog.records if word in record.getMessage()
+    ]
 
 
 @pytest.fixture

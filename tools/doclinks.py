@@ -1,4 +1,5 @@
-"""Checks that each relative link of a tracked Markdown file leads to a file, and to a heading if it names one.
+"""Checks that each relative link of a tracked Markdown file leads to a file, and to a heading if it
+names one.
 
 Exit status 1 and one line per fault. Run by `make lint`.
 """

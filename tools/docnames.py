@@ -1,7 +1,8 @@
-"""Checks that each file named in a page, or in a comment of C or Python, exists; and each docs/ path in any file.
+"""Checks that each file named in a page, or in a comment of C or Python, exists; and each docs/
+path in any file.
 
-A name counts if a tracked path ends with it, at a slash. `{a,b}` and `*` stand for several files. Exit status 1 and
-one line per fault. Run by `make lint`.
+A name counts if a tracked path ends with it, at a slash. `{a,b}` and `*` stand for several files.
+Exit status 1 and one line per fault. Run by `make lint`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIECE = r"[\w.*/-]|\{[\w.*,/-]+\}"
-NAME = re.compile(rf"(?<![\w.*/{{}}<$%-])((?:{PIECE})+\.(?:c|h|py|md|lua|tsv|mk))(?![\w*/{{(-]|\.\w)")
+NAME = re.compile(
+    rf"(?<![\w.*/{{}}<$%-])((?:{PIECE})+\.(?:c|h|py|md|lua|tsv|mk))(?![\w*/{{(-]|\.\w)"
+)
 DOCS = re.compile(rf"(?<![\w./}}-])docs/(?:{PIECE})*[\w*]")
 CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", re.S)
 DECISION = re.compile(r"docs/adr/\d{4}")  # enough to find the page
@@ -27,7 +30,8 @@ OWN_PAGES = "tests/unit/tools/"  # these tests write pages of their own
 MEASURED = "docs/measurements/"  # pages that a benchmark wrote
 # Files that are not in the repository. Add one only if a reader would look for it elsewhere.
 FOREIGN = {
-    *("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudadebugger.h", "nvml.h"),  # NVIDIA's headers
+    # NVIDIA's headers
+    *("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h", "cudadebugger.h", "nvml.h"),
     *("gres_select_filter.c", "gres_sock_list.c", "parse_config.c", "mgr.c"),  # sources of Slurm
     "sysdeps/generic/dl-cache.h",  # source of glibc
     *("symbols.h", "symbols.c", "cu_rows.h"),  # generated in build/
@@ -56,7 +60,10 @@ def in_python(text: str) -> Iterator[tuple[int, str]]:
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body
+        ):
             first = node.body[0]
             value = (
                 first.value.value
@@ -94,7 +101,9 @@ class Names:
         self.folders = {name[:at] for name in files for at, sign in enumerate(name) if sign == "/"}
 
     def has(self, name: str) -> bool:
-        """Whether a tracked path ends with this name; of an installed file (/etc/slurm/...) its last part counts."""
+        """Whether a tracked path ends with this name; of an installed file (/etc/slurm/...) its
+        last part counts.
+        """
         name = re.sub(r"^(?:\.{1,2}/)+|^/.*/", "", name)
         if "*" in name:
             return any(fnmatchcase(end, name) for end in self.ends)
@@ -116,12 +125,19 @@ def faults(name: str, text: str, names: Names) -> Iterator[str]:
     reads = NAME.search(text) and not name.startswith(MEASURED)
     for first, part in prose(name, text) if reads else ():
         for match in NAME.finditer(part):
-            if not match[1].startswith("docs/") and not all(names.has(one) for one in expanded(match[1])):
-                yield f"{name}:{first + part.count(chr(10), 0, match.start())}: {match[1]}: there is no such file"
+            if not match[1].startswith("docs/") and not all(
+                names.has(one) for one in expanded(match[1])
+            ):
+                yield (
+                    f"{name}:{first + part.count(chr(10), 0, match.start())}: {match[1]}: there "
+                    f"is no such file"
+                )
     for match in () if name.startswith(OWN_PAGES) else DOCS.finditer(text):
         path = match[0].rstrip("/")
         if not all(names.has_docs(one) for one in expanded(path)):
-            yield f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {path}: there is no such page"
+            yield (
+                f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {path}: there is no such page"
+            )
 
 
 def main(root: Path = ROOT) -> int:

@@ -1,4 +1,5 @@
-"""Checks the order of native folders: no object may need a symbol, and no source a header, of a later folder.
+"""Checks the order of native folders: no object may need a symbol, and no source a header, of a
+later folder.
 
 usage: floors.py BUILD    after `make native`. Exit status 1 and one line per fault.
 """
@@ -59,7 +60,9 @@ def houses(build: Path) -> list[House]:
 def files(place: Path, house: House, *endings: str) -> list[str]:
     """Those below the folders of the order, and the loose ones, relative to place."""
     folders = [path for floor in house.floors for path in (place / floor).rglob("*")]
-    found = [path.relative_to(place) for path in (*folders, *place.glob("*")) if path.suffix in endings]
+    found = [
+        path.relative_to(place) for path in (*folders, *place.glob("*")) if path.suffix in endings
+    ]
     return sorted(path.as_posix() for path in found if has_source(house, path))
 
 
@@ -71,7 +74,9 @@ def has_source(house: House, path: Path) -> bool:
 def symbols(place: Path, names: list[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Which object defines each global symbol, and which object needs which."""
     nm = shutil.which("gcc-nm") or "nm"  # gcc-nm also reads objects of -flto
-    told = subprocess.run([nm, "-A", "-g", *names], cwd=place, check=True, capture_output=True, text=True)
+    told = subprocess.run(
+        [nm, "-A", "-g", *names], cwd=place, check=True, capture_output=True, text=True
+    )
     made: dict[str, str] = {}
     needs: list[tuple[str, str]] = []
     for line in told.stdout.splitlines():

@@ -1,4 +1,5 @@
-"""Checks the rules that no stock linter knows: who may import whom, how long a thing may be, and one name a test file.
+"""Checks the rules that no stock linter knows: who may import whom, how long a thing may be, and
+one name a test file.
 
 Exit status 1 and one line per fault. Run by `make lint` and by the tests.
 """
@@ -22,7 +23,8 @@ ALLOWED = {
     "configs": {"configs"},
     "bench": set(PACKAGES),
 }
-# Commands that are made for simulated cards. The rest of cli/ runs on real ones and must not know them.
+# Commands that are made for simulated cards. The rest of cli/ runs on real ones and must not know
+# them.
 OF_SIMULATOR = ("cli/demo/", "cli/sandbox/", "cli/simulate.py")
 MAX_PY_FILE, MAX_PY_FUNCTION = 400, 80
 MAX_C_FILE, MAX_C_FUNCTION = 500, 120
@@ -53,18 +55,26 @@ def python_faults(path: Path) -> Iterator[str]:
     tree = ast.parse(text)
     for line, target in imported(tree):
         if package in ALLOWED and target in PACKAGES and target not in allowed(name):
-            yield f"{name}:{line}: {package} must not import {target}: imports go one way (CONTRIBUTING.md)"
+            yield (
+                f"{name}:{line}: {package} must not import {target}: imports go one way "
+                f"(CONTRIBUTING.md)"
+            )
     if text.count("\n") > MAX_PY_FILE and GENERATED not in (ast.get_docstring(tree) or ""):
         yield f"{name}: {text.count(chr(10))} lines, the limit is {MAX_PY_FILE}"
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_PY_FUNCTION:
-                yield f"{name}:{node.lineno}: {node.name} has {length} lines, the limit is {MAX_PY_FUNCTION}"
+                yield (
+                    f"{name}:{node.lineno}: {node.name} has {length} lines, the limit is "
+                    f"{MAX_PY_FUNCTION}"
+                )
 
 
 def c_faults(path: Path) -> Iterator[str]:
-    """Faults of one C file: its length, and its functions (a line in column 0 that ends with a brace)."""
+    """Faults of one C file: its length, and its functions (a line in column 0 that ends with a
+    brace).
+    """
     name = path.relative_to(ROOT)
     lines = path.read_text(encoding="utf-8").splitlines()
     if len(lines) > MAX_C_FILE:
@@ -75,12 +85,17 @@ def c_faults(path: Path) -> Iterator[str]:
             start = number
         elif line == "}" and start:
             if number - start > MAX_C_FUNCTION:
-                yield f"{name}:{start}: a function of {number - start} lines, the limit is {MAX_C_FUNCTION}"
+                yield (
+                    f"{name}:{start}: a function of {number - start} lines, the limit is "
+                    f"{MAX_C_FUNCTION}"
+                )
             start = 0
 
 
 def twin_faults(tests: Path) -> Iterator[str]:
-    """Test files of one name: pytest imports by the name alone and would collect neither of them."""
+    """Test files of one name: pytest imports by the name alone and would collect neither of
+    them.
+    """
     seen: dict[str, Path] = {}
     for path in sorted(tests.rglob("test_*.py")):
         other = seen.setdefault(path.name, path)

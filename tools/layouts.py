@@ -1,9 +1,10 @@
 """Writes the Python modules that mirror our C headers: constants, and structures as ctypes classes.
 
-    layouts.py            writes each module of MIRRORS
-    layouts.py --check    writes nothing; one sentence and exit status 1 for each module that differs from its header
+    layouts.py            writes each module of MIRRORS layouts.py --check    writes nothing; one
+    sentence and exit status 1 for each module that differs from its header
 
-Run by `make layouts` and `make lint`. The product needs neither header nor compiler: the modules are committed.
+Run by `make layouts` and `make lint`. The product needs neither header nor compiler: the modules
+are committed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Mirror:
-    """One header and its module. The prefixes are left off in Python; `names` are classes that the rule does not name.
+    """One header and its module. The prefixes are left off in Python; `names` are classes that the
+    rule does not name.
 
     The key of `names` is the name of the structure, or OUTER.MEMBER for one without a name.
     """
@@ -103,7 +105,11 @@ BINARY: dict[str, Callable[[int, int], int]] = {
     "|": operator.or_,
     "&": operator.and_,
 }
-UNARY: dict[str, Callable[[int], int]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
+UNARY: dict[str, Callable[[int], int]] = {
+    "-": operator.neg,
+    "+": operator.pos,
+    "~": operator.invert,
+}
 
 
 class LayoutError(Exception):
@@ -115,7 +121,9 @@ def preprocess(mirror: Mirror, source: str, *options: str) -> str:
     with tempfile.TemporaryDirectory() as fakes:
         for name, text in STANDARD.items():
             Path(fakes, name).write_text(text, encoding="utf-8")
-        places = [f"-I{place}" for place in (fakes, (ROOT / mirror.header).parent, ROOT / mirror.include)]
+        places = [
+            f"-I{place}" for place in (fakes, (ROOT / mirror.header).parent, ROOT / mirror.include)
+        ]
         command = ["gcc", "-E", "-x", "c", "-std=c11", "-nostdinc", *places, *options, "-"]
         done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -125,7 +133,9 @@ def preprocess(mirror: Mirror, source: str, *options: str) -> str:
 
 
 def macros(mirror: Mirror, include: str) -> Iterator[tuple[int, str]]:
-    """Line and name of each constant that the header defines by itself: no functions, no empty words."""
+    """Line and name of each constant that the header defines by itself: no functions, no empty
+    words.
+    """
     line, inside = 0, False
     for text in preprocess(mirror, include, "-dD").splitlines():
         if place := re.match(r'# (\d+) "(.*)"', text):
@@ -151,18 +161,24 @@ class Header:
         include = f'#include "{Path(self.mirror.header).name}"\n'
         defined = list(macros(self.mirror, include))
         lines = [f"unsigned long value_of_{name} = {name};\n" for _, name in defined]
-        tree = c_parser.CParser().parse(preprocess(self.mirror, include + "".join(lines)), self.mirror.header)
+        tree = c_parser.CParser().parse(
+            preprocess(self.mirror, include + "".join(lines)), self.mirror.header
+        )
         for node in tree.ext:
             name = getattr(node, "name", None) or ""
             if name.startswith("value_of_"):
                 name = name.removeprefix("value_of_")
                 self.constant(next(line for line, of in defined if of == name), "", name, node.init)
-            elif isinstance(node, c_ast.Decl) and Path(node.coord.file) == ROOT / self.mirror.header:
+            elif (
+                isinstance(node, c_ast.Decl) and Path(node.coord.file) == ROOT / self.mirror.header
+            ):
                 self.declaration(node.type)
         self.constants.sort(key=lambda constant: constant[0])
 
     def declaration(self, kind: c_ast.Node) -> None:
-        """A structure or an enumeration at the top of the header; functions have no part in the layout."""
+        """A structure or an enumeration at the top of the header; functions have no part in the
+        layout.
+        """
         if isinstance(kind, c_ast.Struct) and kind.decls:
             self.structure(kind, kind.name)
         elif isinstance(kind, c_ast.Enum):
@@ -175,7 +191,9 @@ class Header:
         found = self.values[name] = self.evaluate(value)
         plain = isinstance(value, c_ast.Constant) and value.value.lower().startswith("0x")
         text = repr(found) if isinstance(found, str) else hex(found) if plain else decimal(found)
-        self.constants.append((line, heading, f"{name.removeprefix(self.mirror.constants)} = {text}"))
+        self.constants.append(
+            (line, heading, f"{name.removeprefix(self.mirror.constants)} = {text}")
+        )
 
     def evaluate(self, node: Any) -> Any:
         """The value of a constant expression."""
@@ -206,7 +224,9 @@ class Header:
 
     def structure(self, kind: c_ast.Struct, name: str) -> None:
         """Keep it, behind those that it contains without a name."""
-        members = [(decl.name, self.type_of(decl.type, f"{name}.{decl.name}")) for decl in kind.decls]
+        members = [
+            (decl.name, self.type_of(decl.type, f"{name}.{decl.name}")) for decl in kind.decls
+        ]
         self.structures.append((name, self.class_name(name), kind.coord.line, members))
 
     def type_of(self, kind: Any, place: str) -> str:
@@ -232,7 +252,9 @@ def decimal(value: int) -> str:
 
 
 def comment(lines: list[str], at: int) -> str:
-    """The comment of the structure that begins in this line: behind the brace, or directly above."""
+    """The comment of the structure that begins in this line: behind the brace, or directly
+    above.
+    """
     behind = re.search(r"\{\s*/\*(.*)\*/\s*$", lines[at - 1])
     above = re.search(r"/\*((?:(?!/\*).)*)\*/\s*\Z", "\n".join(lines[: at - 1]), re.DOTALL)
     if behind:
@@ -262,13 +284,19 @@ def module_text(mirror: Mirror) -> str:
     header.read()
     source = (ROOT / mirror.header).read_text(encoding="utf-8").splitlines()
     text = f'"""Constants and structures of {mirror.header}.\n\n'
-    text += "Generated from it by `make layouts`: edit the header, not this file. Its comments explain each field.\n"
+    text += (
+        "Generated from it by `make layouts`: edit the header, not this file. Its comments explain "
+        "each\nfield.\n"
+    )
     text += '"""\n\nfrom __future__ import annotations\n\n'
     kinds = " ".join(kind for *_, members in header.structures for _, kind in members)
     used = sorted(
-        set(re.findall(r"\bc_\w+", kinds)), key=lambda word: (word.rstrip("0123456789"), len(word), word)
+        set(re.findall(r"\bc_\w+", kinds)),
+        key=lambda word: (word.rstrip("0123456789"), len(word), word),
     )
-    text += f"import ctypes\nfrom ctypes import {', '.join(used)}\nfrom typing import Any, ClassVar\n\n"
+    text += (
+        f"import ctypes\nfrom ctypes import {', '.join(used)}\nfrom typing import Any, ClassVar\n\n"
+    )
     heading = ""
     for _, above, line in header.constants:
         if above != heading:
@@ -279,7 +307,10 @@ def module_text(mirror: Mirror) -> str:
         text += f"\n\nclass {cls}(ctypes.Structure):\n{docstring(name, comment(source, at))}\n"
         text += "    _fields_: ClassVar[Any] = [\n"
         text += "".join(f'        ("{member}", {kind}),\n' for member, kind in members) + "    ]\n"
-    text += "\n\n#: The class of each structure. OUTER.MEMBER: an entry of an array whose type has no name.\n"
+    text += (
+        "\n\n#: The class of each structure. OUTER.MEMBER: an entry of an array whose type "
+        "has no name.\n"
+    )
     text += "STRUCTS: dict[str, type[ctypes.Structure]] = {\n"
     text += "".join(f'    "{name}": {cls},\n' for name, cls, *_ in header.structures) + "}\n"
     return formatted(text, mirror.module)
@@ -289,7 +320,9 @@ def formatted(text: str, module: str) -> str:
     """The text in the one style."""
     ruff = str(Path(sys.executable).with_name("ruff"))
     command = [ruff, "format", "--stdin-filename", str(ROOT / module), "-"]
-    return subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, input=text, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def stale() -> Iterator[tuple[Mirror, str]]:
@@ -310,7 +343,10 @@ def main(arguments: list[str]) -> int:
         return 1
     for mirror, text in found:
         if check:
-            print(f"{mirror.module} differs from {mirror.header}: run `make layouts` and commit the file")
+            print(
+                f"{mirror.module} differs from {mirror.header}: run `make layouts` and commit the "
+                f"file"
+            )
         else:
             (ROOT / mirror.module).write_text(text, encoding="utf-8")
     return 1 if check and found else 0

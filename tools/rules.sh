@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # tools/rules.sh BUILD COMPILER FLAGS MAKEFILE...
-# Removes what BUILD holds of compiled files if another compiler, other flags or other rules made them. make compares
-# times of files alone, and what an older rule linked would stay in the product. Runs under the lock of the build.
+# Removes what BUILD holds of compiled files if another compiler, other flags or other rules made
+# them. make compares times of files alone, and what an older rule linked would stay in the product.
+# Runs under the lock of the build.
 set -eu
 build=$1 compiler=$2 flags=$3
 shift 3

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Installs what the build, the tests and the sandbox need and is missing. Offline and fast once all is there.
+# Installs what the build, the tests and the sandbox need and is missing. Offline and fast once all
+# is there.
 # usage: tools/setup.sh VENV
 set -euo pipefail
 venv=${1:?usage: tools/setup.sh VENV}
@@ -8,8 +9,9 @@ log=$here/build/setup.log
 mkdir -p "$here/build"
 
 packages=(
-    slurm-wlm slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin libslurm-dev
-    munge mariadb-server mariadb-client lua5.4 gcc make libc6-dev python3 python3-venv valgrind dpkg-dev pkgconf
+    slurm-wlm slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins
+    slurm-wlm-mysql-plugin libslurm-dev munge mariadb-server mariadb-client lua5.4
+    gcc make libc6-dev python3 python3-venv valgrind dpkg-dev pkgconf
     chromium-headless-shell prometheus # the tests: a browser for the report page, and promtool
 )
 
@@ -26,8 +28,9 @@ fail() {
     exit 1
 }
 
-# Debian starts a service as soon as its package is installed; the sandbox runs its own, so that would only
-# occupy ports. policy-rc.d forbids it for the time of the installation and only where nobody set one.
+# Debian starts a service as soon as its package is installed; the sandbox runs its own, so that
+# would only occupy ports. policy-rc.d forbids it for the time of the installation and only where
+# nobody set one.
 without_services() {
     local policy=/usr/sbin/policy-rc.d
     if [ -e "$policy" ]; then "$@"; return; fi
@@ -41,7 +44,8 @@ without_services() {
 mapfile -t missing < <(missing_packages)
 if [ ${#missing[@]} -gt 0 ]; then
     if [ "$(id -u)" -ne 0 ]; then
-        echo "setup: these Debian packages are missing and only root can install them: ${missing[*]}" >&2
+        echo "setup: these Debian packages are missing and only root can install them:" \
+            "${missing[*]}" >&2
         exit 1
     fi
     echo "setup: installing ${#missing[@]} Debian packages: ${missing[*]}"
@@ -55,8 +59,10 @@ stamp=$venv/.qgpu-installed
 want=$(sha256sum <"$here/pyproject.toml")
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     echo "setup: Python environment in $venv"
-    [ -x "$venv/bin/python" ] || python3 -m venv "$venv" >>"$log" 2>&1 || fail "python3 -m venv failed"
-    "$venv/bin/python" -m pip install --disable-pip-version-check -q -e "$here[dev]" >>"$log" 2>&1 ||
+    [ -x "$venv/bin/python" ] || python3 -m venv "$venv" >>"$log" 2>&1 ||
+        fail "python3 -m venv failed"
+    "$venv/bin/python" -m pip install --disable-pip-version-check -q -e "$here[dev]" \
+        >>"$log" 2>&1 ||
         fail "pip install failed"
     echo "$want" >"$stamp"
 fi

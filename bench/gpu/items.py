@@ -27,9 +27,16 @@ class Item:
 
 
 def figure(
-    node: Node, name: str, value: float, unit: str = "", target: float | None = None,
-    sense: Literal["<=", ">="] = "<=", runs: int = 1, spread: str = "", control: bool = False,
-) -> Figure:  # fmt: skip
+    node: Node,
+    name: str,
+    value: float,
+    unit: str = "",
+    target: float | None = None,
+    sense: Literal["<=", ">="] = "<=",
+    runs: int = 1,
+    spread: str = "",
+    control: bool = False,
+) -> Figure:
     """A figure of this node: measured on a card, or labelled simulated."""
     return Figure(
         name,

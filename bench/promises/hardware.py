@@ -66,9 +66,13 @@ def long_kernels(us: float, graph: bool = False, **more: Any) -> Actor:
 
 
 def beside(
-    offline: Actor, count: int, hardware: Hardware | None, failing: bool = False,
-    busy_s: float = LAUNCH_S, pause_s: float = PAUSE_S,
-) -> Run:  # fmt: skip
+    offline: Actor,
+    count: int,
+    hardware: Hardware | None,
+    failing: bool = False,
+    busy_s: float = LAUNCH_S,
+    pause_s: float = PAUSE_S,
+) -> Run:
     """That number of online launches beside this job, on one card. `failing`: the driver refuses
     the arbiter's calls.
     """

@@ -3,7 +3,8 @@
 # Runs in a new mount namespace: makes TREE the root directory and runs a command there.
 # usage: tree_enter.sh TREE DIRECTORY [SOURCE PLACE...] -- COMMAND...
 #
-# pivot_root and not chroot: in a chroot no further namespaces can be entered, and the sandbox needs its own.
+# pivot_root and not chroot: in a chroot no further namespaces can be entered, and the sandbox needs
+# its own.
 set -eu
 tree=$1 directory=$2
 shift 2

@@ -5,8 +5,9 @@
 set -euo pipefail
 directory=$1 suite=$2 mirror=$3
 packages=(
-    slurm-wlm slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin libslurm-dev
-    munge mariadb-server mariadb-client lua5.4 gcc make libc6-dev python3 python3-venv valgrind ca-certificates
+    slurm-wlm slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins
+    slurm-wlm-mysql-plugin libslurm-dev munge mariadb-server mariadb-client lua5.4
+    gcc make libc6-dev python3 python3-venv valgrind ca-certificates
 )
 if ! command -v debootstrap >/dev/null; then
     apt-get update -q

@@ -26,8 +26,13 @@ from slurm_plugin.site.found import Places, Site, read_site, without_fragments
 from slurm_plugin.site.sources import Disk, Texts
 
 KINDS: tuple[Kind, ...] = (
-    "slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf", "job_submit.lua", "cli_filter.lua",
-)  # fmt: skip
+    "slurm.conf",
+    "gres.conf",
+    "cgroup.conf",
+    "plugstack.conf",
+    "job_submit.lua",
+    "cli_filter.lua",
+)
 LUA = ("job_submit.lua", "cli_filter.lua")  # qgpu setup links them, so a repository may lack them
 OURS = ("qgpu_tables.lua", "prolog", "epilog")
 MAX_FILES = 2000  # files of one directory, so that a wrong path ends soon
@@ -261,9 +266,12 @@ def _finding(repository: Repository, site: Site, each: Difference) -> Finding | 
     shown = repository.shown
     # The line to write names what Slurm sees on the hosts, not the repository.
     here = replace(
-        each, file=repository.place(each.file),
-        has=shown(each.has), needed=shown(each.needed), why=shown(each.why),
-    )  # fmt: skip
+        each,
+        file=repository.place(each.file),
+        has=shown(each.has),
+        needed=shown(each.needed),
+        why=shown(each.why),
+    )
     text = f"{here.sentence} -> {todo_of(here)}"
     return Finding(here.file, each.line, text, each.severity == "fail")
 

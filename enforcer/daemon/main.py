@@ -1,4 +1,5 @@
-"""qgpud: `python -m enforcer.daemon.main --config qgpu.yaml --node NAME`. README.md is the map of its code.
+"""qgpud: `python -m enforcer.daemon.main --config qgpu.yaml --node NAME`. README.md is the map of
+its code.
 
 For its administrator: docs/admins.md and the man page qgpud(8).
 """

@@ -130,8 +130,11 @@ class NodeCollector(Collector):
             lambda c: None if c.util is None else c.util / 100,
         )
         yield family("qgpu_card_tenants", "Grants on the card.", lambda c: len(c.tenants))
-        yield family("qgpu_card_whole", "1: an exclusive job holds it, monitored and not governed.",
-                     lambda c: float(any(t.state == "whole" for t in c.tenants)))  # fmt: skip
+        yield family(
+            "qgpu_card_whole",
+            "1: an exclusive job holds it, monitored and not governed.",
+            lambda c: float(any(t.state == "whole" for t in c.tenants)),
+        )
 
     # ---- tenants --------------------------------------------------------------------------------
 

@@ -1,13 +1,15 @@
-"""The private Python environment of an installation: pinned wheels and qgpu's own packages, nothing of the system.
+"""The private Python environment of an installation: pinned wheels and qgpu's own packages, nothing
+of the system.
 
-    environment.py site WHEELS SOURCE SITE          unpack the wheels and copy our packages into the directory SITE
-    environment.py install SITE TARGET PYTHON PYTHON_VERSION... [KEY=DIRECTORY...]
-                                                    TARGET becomes a virtual environment around a copy of SITE
-    environment.py headers WHEELS TARGET            the C headers of NVIDIA's wheels
+    environment.py site WHEELS SOURCE SITE          unpack the wheels and copy our packages into the
+    directory SITE environment.py install SITE TARGET PYTHON PYTHON_VERSION... [KEY=DIRECTORY...]
+    TARGET becomes a virtual environment around a copy of SITE environment.py headers WHEELS TARGET
+    the C headers of NVIDIA's wheels
 
-A virtual environment is three things, so `venv` itself is not needed: `pyvenv.cfg`, `bin/python3` and a directory of
-packages. The last is one directory for all Pythons: compiled modules carry the Python's version in their names. Nothing
-here depends on the time, the machine or the directory: two builds are equal.
+A virtual environment is three things, so `venv` itself is not needed: `pyvenv.cfg`, `bin/python3`
+and a directory of packages. The last is one directory for all Pythons: compiled modules carry the
+Python's version in their names. Nothing here depends on the time, the machine or the directory: two
+builds are equal.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pathlib import Path, PurePosixPath
 
 PACKAGES = ("gres", "slurm_plugin", "enforcer", "simulator", "cli", "configs")
 DATA = {".j2", ".yaml", ".sql", ".json", ".lua"}
-# C sources, what lives only in a checkout, and what `make install` puts elsewhere. Of simulator/ only whatif/ is left.
+# C sources, what lives only in a checkout, and what `make install` puts elsewhere. Of simulator/
+# only whatif/ is left.
 LEFT_OUT = (
     "gres/native",
     "enforcer/native",
@@ -35,7 +38,16 @@ LEFT_OUT = (
 UNWANTED = {"example.py"}  # of nvidia-ml-py, at the top
 LUA = "lua54."  # the one of lupa's Luas that slurm_plugin/submission.py runs; the others are 13 MB
 SOURCES = (".c", ".h", ".pyx", ".pyi")
-METADATA = {"METADATA", "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENSE.rst", "COPYING", "AUTHORS", "NOTICE"}
+METADATA = {
+    "METADATA",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "LICENSE.rst",
+    "COPYING",
+    "AUTHORS",
+    "NOTICE",
+}
 
 
 class BuildError(RuntimeError):
@@ -43,7 +55,9 @@ class BuildError(RuntimeError):
 
 
 def write(target: Path, data: bytes, mode: int = 0o644) -> None:
-    """A file with these bytes; two wheels may bring the same file, but not different ones. Raises BuildError."""
+    """A file with these bytes; two wheels may bring the same file, but not different ones.
+    Raises BuildError.
+    """
     if target.exists() and target.read_bytes() != data:
         raise BuildError(f"two wheels have a file '{target.name}' of different content: {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +66,9 @@ def write(target: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def wanted(name: str) -> bool:
-    """Whether a wheel's member belongs into the environment: no scripts, no records of an installation."""
+    """Whether a wheel's member belongs into the environment: no scripts, no records of an
+    installation.
+    """
     path = PurePosixPath(name)
     first = path.parts[0]
     if name.endswith(("/", *SOURCES)) or name in UNWANTED or first.endswith(".data"):
@@ -79,7 +95,9 @@ def own_files(source: Path) -> Iterator[PurePosixPath]:
     for package in PACKAGES:
         for path in sorted((source / package).rglob("*")):
             name = PurePosixPath(path.relative_to(source).as_posix())
-            left_out = any(str(name) == each or str(name).startswith(each + "/") for each in LEFT_OUT)
+            left_out = any(
+                str(name) == each or str(name).startswith(each + "/") for each in LEFT_OUT
+            )
             if path.is_file() and not left_out and (path.suffix == ".py" or path.suffix in DATA):
                 yield name
 
@@ -102,7 +120,10 @@ def install(
     """A virtual environment in target, around a copy of the packages."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(packages, target / "site-packages")
-    write(target / "site-packages/gres/install.json", json.dumps(directories, indent=1).encode() + b"\n")
+    write(
+        target / "site-packages/gres/install.json",
+        json.dumps(directories, indent=1).encode() + b"\n",
+    )
     home = str(PurePosixPath(python).parent)
     write(target / "pyvenv.cfg", f"home = {home}\ninclude-system-site-packages = false\n".encode())
     (target / "bin").mkdir()
@@ -140,7 +161,13 @@ def main() -> int:
             headers(Path(words[0]), Path(words[1]))
         else:
             told = dict(word.split("=", 1) for word in words[3:] if "=" in word)
-            install(Path(words[0]), Path(words[1]), words[2], [w for w in words[3:] if "=" not in w], told)
+            install(
+                Path(words[0]),
+                Path(words[1]),
+                words[2],
+                [w for w in words[3:] if "=" not in w],
+                told,
+            )
     except BuildError as error:
         print(f"environment: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,8 @@
-"""Writes requirements.lock anew: the newest wheels that pyproject.toml allows, for every Python of the packages.
+"""Writes requirements.lock anew: the newest wheels that pyproject.toml allows, for every Python of
+the packages.
 
-usage: lock.py OUT PYTHON_VERSION... -- REQUIREMENT...    Run by `make lock`, from time to time and before a release.
+usage: lock.py OUT PYTHON_VERSION... -- REQUIREMENT...    Run by `make lock`, from time to time and
+before a release.
 """
 
 from __future__ import annotations
@@ -12,12 +14,24 @@ import tempfile
 from pathlib import Path
 
 PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux2010")
-HEAD = "# Written by `make lock`. One version of each for all Pythons: their files share one directory.\n"
+HEAD = (
+    "# Written by `make lock`. One version of each for all Pythons: their files share one "
+    "directory.\n"
+)
 
 
 def download(version: str, requirements: list[str], directory: Path) -> None:
     """All wheels that one Python needs, dependencies included."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "--implementation", "cp"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--only-binary=:all:",
+        "--implementation",
+        "cp",
+    ]
     command += ["--python-version", version, "-d", str(directory)]
     for name in PLATFORMS:
         command += ["--platform", f"{name}_x86_64"]
@@ -25,7 +39,9 @@ def download(version: str, requirements: list[str], directory: Path) -> None:
 
 
 def pins(directory: Path) -> dict[tuple[str, str], set[str]]:
-    """Name and version of each wheel, with its hashes. Raises ValueError when one name has two versions."""
+    """Name and version of each wheel, with its hashes. Raises ValueError when one name has two
+    versions.
+    """
     found: dict[tuple[str, str], set[str]] = {}
     for wheel in sorted(directory.glob("*.whl")):
         name, version = wheel.name.split("-")[:2]
@@ -49,7 +65,10 @@ def main() -> None:
             download(version, rest[cut + 1 :], Path(directory))
         lines = [
             " \\\n".join(
-                [f"{name}=={version}", *(f"    --hash=sha256:{digest}" for digest in sorted(digests))]
+                [
+                    f"{name}=={version}",
+                    *(f"    --hash=sha256:{digest}" for digest in sorted(digests)),
+                ]
             )
             for (name, version), digests in sorted(pins(Path(directory)).items())
         ]

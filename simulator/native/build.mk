@@ -8,13 +8,16 @@ SIM_PARTS := protocol model device control serve $(SIM_CUDA) libnvml
 SIM_HDR := $(wildcard $(SIM_PARTS:%=$(SIM_DIR)/%/*.h)) enforcer/native/abi/qgpu_rm.h
 SIM_CLIENT_SRC := $(SIM_DIR)/protocol/sim_client.c
 SIM_MODEL_SRC := $(wildcard $(SIM_DIR)/model/*.c)
-SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/device/*.c $(SIM_DIR)/control/*.c $(SIM_DIR)/serve/*.c)
+SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/device/*.c $(SIM_DIR)/control/*.c \
+               $(SIM_DIR)/serve/*.c)
 SIM_CU_SRC := $(SIM_CLIENT_SRC) $(wildcard $(SIM_CUDA:%=$(SIM_DIR)/%/*.c))
 SIM_ML_SRC := $(SIM_CLIENT_SRC) $(wildcard $(SIM_DIR)/libnvml/*.c)
-SIM_INC = $(SIM_PARTS:%=-I$(SIM_DIR)/%) -isystem $(CUDA_INC) -isystem $(NVML_INC) -Wno-deprecated-declarations
+SIM_INC = $(SIM_PARTS:%=-I$(SIM_DIR)/%) -isystem $(CUDA_INC) -isystem $(NVML_INC) \
+          -Wno-deprecated-declarations
 SIM_SAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # -Bsymbolic: a preloaded shim exports the same names; the library must keep calling itself.
-SIM_SO = $(CC) $(CFLAGS) $(QG_LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,$(@F) -Wl,--version-script=$(filter %.map,$^) \
+SIM_SO = $(CC) $(CFLAGS) $(QG_LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,$(@F) \
+         -Wl,--version-script=$(filter %.map,$^) \
   $(filter %.o,$^) -o $@ $(QG_OLD_LIBS)
 
 $(SIM_OBJ)/%.o: $(SIM_DIR)/%.c $(SIM_HDR)
@@ -22,12 +25,15 @@ $(SIM_OBJ)/%.o: $(SIM_DIR)/%.c $(SIM_HDR)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) $(SIM_INC) -c $< -o $@
 
 # The two libraries' part, but not the device side's.
-$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o): SIM_INC += $(QG_OLD_GLIBC)
+$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
+    $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o): SIM_INC += $(QG_OLD_GLIBC)
 
 # Every function that the library defines is a row of cuGetProcAddress's table.
 SIM_ROW_OBJ := $(filter-out %/cu_table.o %/sim_client.o,$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
-$(SIM_OBJ)/libcuda/entry/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/dispatch/symbols.tsv
-	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/dispatch/symbols.tsv - > $@.new && mv $@.new $@
+$(SIM_OBJ)/libcuda/entry/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/entry/rows.awk \
+    enforcer/native/shim/dispatch/symbols.tsv
+	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/entry/rows.awk \
+	  enforcer/native/shim/dispatch/symbols.tsv - > $@.new && mv $@.new $@
 
 $(SIM_OBJ)/libcuda/entry/cu_table.o: $(SIM_OBJ)/libcuda/entry/cu_rows.h
 $(SIM_OBJ)/libcuda/entry/cu_table.o: SIM_INC += -I$(SIM_OBJ)/libcuda/entry
@@ -37,20 +43,24 @@ $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@
 
-$(BUILD)/sim/libcuda.so.1: $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_DIR)/libcuda/entry/libcuda.map
+$(BUILD)/sim/libcuda.so.1: $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
+    $(SIM_DIR)/libcuda/entry/libcuda.map
 	@mkdir -p $(@D)
 	$(SIM_SO)
 
-$(BUILD)/sim/libnvidia-ml.so.1: $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_DIR)/libnvml/libnvml.map
+$(BUILD)/sim/libnvidia-ml.so.1: $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
+    $(SIM_DIR)/libnvml/libnvml.map
 	@mkdir -p $(@D)
 	$(SIM_SO)
 
 # For the tests: the model alone and the whole device side under sanitizers.
-$(BUILD)/test/sim-model-test: $(SIM_DIR)/test/model_test.c $(SIM_DIR)/test/model_world.h $(SIM_MODEL_SRC) $(SIM_HDR)
+$(BUILD)/test/sim-model-test: $(SIM_DIR)/test/model_test.c $(SIM_DIR)/test/model_world.h \
+    $(SIM_MODEL_SRC) $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
 
-$(BUILD)/test/sim-preempt-test: $(SIM_DIR)/test/preempt_test.c $(SIM_DIR)/test/model_world.h $(SIM_MODEL_SRC) $(SIM_HDR)
+$(BUILD)/test/sim-preempt-test: $(SIM_DIR)/test/preempt_test.c $(SIM_DIR)/test/model_world.h \
+    $(SIM_MODEL_SRC) $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
 

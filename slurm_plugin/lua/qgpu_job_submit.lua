@@ -325,8 +325,8 @@ local function closed(matters, fn, t, job_desc, ...)
         return slurm.SUCCESS
     end
     return refused({
-        text = "this cannot be judged, by a fault that is not yours; tell your administrators to read"
-            .. " slurmctld's log.",
+        text = "this cannot be judged, by a fault that is not yours; tell your administrators"
+            .. " to read slurmctld's log.",
     })
 end
 

@@ -193,9 +193,13 @@ def parse(path: str, source: Source, version: str = "23.02") -> Conf:
     reading = _Reading(source, path, version)
     _read_file(reading, path, ())
     return Conf(
-        path, version, tuple(reading.entries), tuple(reading.faults), tuple(reading.includes),
+        path,
+        version,
+        tuple(reading.entries),
+        tuple(reading.faults),
+        tuple(reading.includes),
         tuple(reading.files),
-    )  # fmt: skip
+    )
 
 
 def read_text(source: Source, path: str) -> tuple[str, str]:

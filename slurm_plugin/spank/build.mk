@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# qgpu_spank.so: needs libslurm-dev; good for one major.minor of Slurm. spank_stage: slurmstepd's part in the tests.
+# qgpu_spank.so: needs libslurm-dev; good for one major.minor of Slurm. spank_stage: slurmstepd's
+# part in the tests.
 SPANK_SRC := $(wildcard slurm_plugin/spank/*.c) $(wildcard slurm_plugin/common/*.c)
-SPANK_HDR := $(wildcard slurm_plugin/spank/*.h) $(wildcard slurm_plugin/common/*.h) enforcer/native/abi/qgpu_abi.h
+SPANK_HDR := $(wildcard slurm_plugin/spank/*.h) $(wildcard slurm_plugin/common/*.h) \
+             enforcer/native/abi/qgpu_abi.h
 SPANK_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/spank/%.o,$(SPANK_SRC))
 
 NATIVE += $(BUILD)/lib/qgpu_spank.so $(BUILD)/test/spank_stage
@@ -12,7 +14,8 @@ $(BUILD)/obj/spank/%.o: slurm_plugin/%.c $(SPANK_HDR)
 
 $(BUILD)/lib/qgpu_spank.so: $(SPANK_OBJ) slurm_plugin/spank/spank_qgpu.lds
 	@mkdir -p $(@D)
-	$(CC) -shared -o $@ $(SPANK_OBJ) -Wl,--version-script=slurm_plugin/spank/spank_qgpu.lds $(QG_LDFLAGS)
+	$(CC) -shared -o $@ $(SPANK_OBJ) -Wl,--version-script=slurm_plugin/spank/spank_qgpu.lds \
+	  $(QG_LDFLAGS)
 
 $(BUILD)/test/spank_stage: tests/native/programs/spank_stage.c
 	@mkdir -p $(@D)

@@ -13,8 +13,8 @@
  *   slurm_spank_task_init             in the task's process, as the user, with the task's stdio:
  *                                     sets the environment, or refuses
  *
- * The two task hooks run for batch scripts, srun tasks and interactive steps, but not for the extern
- * step.
+ * The two task hooks run for batch scripts, srun tasks and interactive steps, but not for the
+ * extern step.
  */
 #include "spank_qgpu.h"
 

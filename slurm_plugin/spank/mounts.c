@@ -69,8 +69,8 @@ static bool bind(const char *from, const char *to, const struct why *why)
 }
 
 /* Makes the mount namespace, and in it a tmpfs at QG_TASK_DIR. The empty directory stays on the
- * node, as the mount point of later tasks. The tmpfs has 256 KiB and 512 inodes, for some files of a
- * few KiB; chosen, not measured. */
+ * node, as the mount point of later tasks. The tmpfs has 256 KiB and 512 inodes, for some files of
+ * a few KiB; chosen, not measured. */
 static bool make_task_dir(const struct why *why)
 {
     struct stat st;

@@ -26,8 +26,8 @@ static bool ends_in(const char *entry, size_t len, const char *tail)
     return len >= tail_len && memcmp(entry + len - tail_len, tail, tail_len) == 0;
 }
 
-/* Is the entry a library of qgpu? That is one of the two in this shim's directory. With shim NULL it
- * is one of these names in any directory. */
+/* Is the entry a library of qgpu? That is one of the two in this shim's directory. With shim NULL
+ * it is one of these names in any directory. */
 static bool ours(const char *entry, size_t len, const char *shim)
 {
     size_t dir = shim ? (size_t)(strrchr(shim, '/') - shim) : 0;

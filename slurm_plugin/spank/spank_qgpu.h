@@ -2,8 +2,8 @@
  *
  * What the sources of the SPANK plugin share. dispatch.c says which hook runs in which process and
  * as which user. options.c and client.c run in the clients (sbatch, salloc, srun), the others in
- * slurmstepd: args.c reads plugstack.conf, grant.c reads the grant as root, task.c prepares one task
- * by preload.c or mounts.c.
+ * slurmstepd: args.c reads plugstack.conf, grant.c reads the grant as root, task.c prepares one
+ * task by preload.c or mounts.c.
  */
 #ifndef QGPU_SPANK_H
 #define QGPU_SPANK_H
@@ -37,8 +37,8 @@ enum qg_read {
 enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, struct qg_grant *grant,
                            char *path, size_t path_size, char *why, size_t why_size);
 
-/* Writes RUN_DIR/grants/JOB.fetched, which shows that a task of this job runs under its grant. False
- * with a sentence in why. */
+/* Writes RUN_DIR/grants/JOB.fetched, which shows that a task of this job runs under its grant.
+ * False with a sentence in why. */
 bool qg_grant_note_fetched(const char *run_dir, uint32_t job_id, char *why, size_t why_size);
 
 /* Makes the sealed copy, owned by the caller's effective uid, as an inheritable descriptor of at

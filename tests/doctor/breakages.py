@@ -1,4 +1,6 @@
-"""Breakages of a healthy installation: a name, what is done, the check that must fail, and words of its sentence."""
+"""Breakages of a healthy installation: a name, what is done, the check that must fail, and words
+of its sentence.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def users_link(site: Site) -> None:
 
 def site_says(line: str) -> Break:
     """One more line in the site's own slurm.conf."""
-    return lambda site: site.edit("etc/slurm.conf", "ClusterName=doc\n", f"ClusterName=doc\n{line}\n")
+    return lambda site: site.edit(
+        "etc/slurm.conf", "ClusterName=doc\n", f"ClusterName=doc\n{line}\n"
+    )
 
 
 def yaml(old: str, new: str) -> Break:
@@ -119,7 +123,10 @@ REPORTED: Breakages = {
         "JobSubmitPlugins is throttle",
     ),
     "tables are older than qgpu.yaml": (
-        yaml("{online: online, offline: offline}", "{online: online, offline: offline, normal: offline}"),
+        yaml(
+            "{online: online, offline: offline}",
+            "{online: online, offline: offline, normal: offline}",
+        ),
         "tables",
         "is not what this qgpu.yaml renders",
     ),
@@ -185,7 +192,10 @@ REPORTED: Breakages = {
     ),
     "state_dir is read-only": (lambda s: fill(s, f_flag=os.ST_RDONLY), "state_dir", "is read-only"),
     "select/linear": (
-        both(site_says("SelectType=select/linear"), lambda s: s.effective("SelectType", "select/linear")),
+        both(
+            site_says("SelectType=select/linear"),
+            lambda s: s.effective("SelectType", "select/linear"),
+        ),
         "select",
         "select/linear, which does not know shards",
     ),
@@ -193,7 +203,11 @@ REPORTED: Breakages = {
 }
 
 PLUGIN: Breakages = {
-    "spank.so is missing": (lambda s: (s.root / "opt/qgpu_spank.so").unlink(), "spank", "is not there"),
+    "spank.so is missing": (
+        lambda s: (s.root / "opt/qgpu_spank.so").unlink(),
+        "spank",
+        "is not there",
+    ),
     "spank.so is of another Slurm": (
         lambda s: compiled(s.root, "opt/qgpu_spank.so", plugin_source(22 << 16 | 5 << 8 | 8)),
         "spank",
@@ -234,7 +248,11 @@ PLUGIN: Breakages = {
         "gres plugins",
         "gres_qgpu.so is not in",
     ),
-    "hook client is missing": (lambda s: (s.root / "opt/qgpu-hook").unlink(), "hooks", "is not there"),
+    "hook client is missing": (
+        lambda s: (s.root / "opt/qgpu-hook").unlink(),
+        "hooks",
+        "is not there",
+    ),
     "hook client is not executable": (
         lambda s: (s.root / "opt/qgpu-hook").chmod(0o644),
         "hooks",

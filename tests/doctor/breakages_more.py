@@ -8,7 +8,11 @@ from breakages import NODES, Breakages, both, fill, job_in, site_says, users_lin
 
 TRUST: Breakages = {
     "qgpu.yaml is writable by all": (lambda s: s.yaml.chmod(0o666), "config", "has mode 0666"),
-    "qgpu.yaml belongs to a user": (lambda s: os.chown(s.yaml, 1000, 1000), "config", "belongs to uid 1000"),
+    "qgpu.yaml belongs to a user": (
+        lambda s: os.chown(s.yaml, 1000, 1000),
+        "config",
+        "belongs to uid 1000",
+    ),
     "its directory is writable by all": (lambda s: s.etc.chmod(0o777), "config", "has mode 0777"),
     "spank.so is writable by all": (
         lambda s: (s.root / "opt/qgpu_spank.so").chmod(0o777),
@@ -71,9 +75,15 @@ TRUST: Breakages = {
         "files",
         "slurm.conf has mode 0666",
     ),
-    "an included file is missing": (lambda s: (s.etc / "qgpu/slurm.conf").unlink(), "slurm.conf", "includes"),
+    "an included file is missing": (
+        lambda s: (s.etc / "qgpu/slurm.conf").unlink(),
+        "slurm.conf",
+        "includes",
+    ),
     "slurm.conf has a line that Slurm refuses": (
-        lambda s: s.edit("etc/slurm.conf", "ClusterName=doc", "ClusterName=doc\nTaskPlugin task/cgroup"),
+        lambda s: s.edit(
+            "etc/slurm.conf", "ClusterName=doc", "ClusterName=doc\nTaskPlugin task/cgroup"
+        ),
         "slurm.conf",
         "is not KEY=VALUE",
     ),
@@ -137,7 +147,11 @@ RUNNING: Breakages = {
         "partitions",
         "names cards",
     ),
-    "gres.conf is missing": (lambda s: (s.etc / "qgpu/gres.conf").unlink(), "gres.conf", "gres.conf"),
+    "gres.conf is missing": (
+        lambda s: (s.etc / "qgpu/gres.conf").unlink(),
+        "gres.conf",
+        "gres.conf",
+    ),
     "cards are in another order": (
         lambda s: s.edit("etc/qgpu/gres.conf", "qgpusim[0-1]", "qgpusim1,ROOT/dev/qgpusim0"),
         "gres.conf",
@@ -154,12 +168,16 @@ RUNNING: Breakages = {
         "but one for shard",
     ),
     "gres.conf has a line that Slurm refuses": (
-        lambda s: s.edit("etc/qgpu/gres.conf", "NodeName=n[1-2] Name=gpu", "NodeName=n[1-2 Name=gpu"),
+        lambda s: s.edit(
+            "etc/qgpu/gres.conf", "NodeName=n[1-2] Name=gpu", "NodeName=n[1-2 Name=gpu"
+        ),
         "gres.conf",
         "its gpu files are none",
     ),
     "gres.conf has cards of the site's own": (
-        lambda s: s.edit("etc/gres.conf", "include", "NodeName=n1 Name=gpu File=/dev/nvidia0\ninclude"),
+        lambda s: s.edit(
+            "etc/gres.conf", "include", "NodeName=n1 Name=gpu File=/dev/nvidia0\ninclude"
+        ),
         "gres.conf",
         "count them twice",
     ),
@@ -178,7 +196,11 @@ RUNNING: Breakages = {
         "slurm.conf",
         "Gres",
     ),
-    "steps may start before the prolog": (site_says("PrologFlags=NoHold"), "slurm.conf", "PrologFlags"),
+    "steps may start before the prolog": (
+        site_says("PrologFlags=NoHold"),
+        "slurm.conf",
+        "PrologFlags",
+    ),
     "a partition packs exclusive jobs": (
         lambda s: s.edit("etc/slurm.conf", "Default=YES", "Default=YES OverSubscribe=FORCE"),
         "slurm.conf",
@@ -209,7 +231,11 @@ RUNNING: Breakages = {
         "cli_filter",
         "sbatch and srun of everybody fail",
     ),
-    "tables are missing": (lambda s: (s.etc / "qgpu/qgpu_tables.lua").unlink(), "tables", "cannot be read"),
+    "tables are missing": (
+        lambda s: (s.etc / "qgpu/qgpu_tables.lua").unlink(),
+        "tables",
+        "cannot be read",
+    ),
     "qgpud has not read qgpu.yaml": (
         lambda s: s.edit("etc/qgpu.yaml", "cluster: doc", "cluster: doc "),
         "qgpud",
@@ -226,8 +252,16 @@ RUNNING: Breakages = {
         "which is not there",
     ),
     "a card fell off the bus": (lambda s: s.lose_card(), "cards", "is not seen by NVML"),
-    "cards are smaller than qgpu.yaml says": (yaml("80GiB", "96GiB"), "cards", "correct models.h200.memory"),
-    "the shim is missing": (lambda s: (s.root / "opt/2/libcuda.so.1").unlink(), "shim", "No such file"),
+    "cards are smaller than qgpu.yaml says": (
+        yaml("80GiB", "96GiB"),
+        "cards",
+        "correct models.h200.memory",
+    ),
+    "the shim is missing": (
+        lambda s: (s.root / "opt/2/libcuda.so.1").unlink(),
+        "shim",
+        "No such file",
+    ),
     "the shim does not load": (
         lambda s: s.write("opt/2/libcuda.so.1", "no library"),
         "shim",
@@ -252,7 +286,11 @@ RUNNING: Breakages = {
         "slurm",
         "the same gres to several jobs",
     ),
-    "a release before 22.05": (lambda s: s.answer("slurmd", "-V", out="slurm 21.08.8"), "slurm", "too old"),
+    "a release before 22.05": (
+        lambda s: s.answer("slurmd", "-V", out="slurm 21.08.8"),
+        "slurm",
+        "too old",
+    ),
     "multi_card without the parameter": (
         yaml("cli_filter: true", "cli_filter: true, multi_card: true"),
         "select",
@@ -268,5 +306,9 @@ RUNNING: Breakages = {
         "select",
         "misses LL_SHARED_GRES",
     ),
-    "qgpu.yaml cannot be read": (lambda s: s.write("etc/qgpu.yaml", "version: 1\n"), "config", "qgpu.yaml"),
+    "qgpu.yaml cannot be read": (
+        lambda s: s.write("etc/qgpu.yaml", "version: 1\n"),
+        "config",
+        "qgpu.yaml",
+    ),
 }

@@ -14,14 +14,18 @@ from cli.doctor.checks import node, system
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """It needs device nodes, so root. The driver, qgpud's answer and the arbiter's threads are ports."""
+    """It needs device nodes, so root. The driver, qgpud's answer and the arbiter's threads are
+    ports.
+    """
     if os.geteuid() != 0:
         pytest.skip("makes device nodes")
     tmp_path.chmod(0o755)
     site = Site(tmp_path)
     monkeypatch.setattr(node, "PynvmlNvml", lambda library: site.nvml)
 
-    def ask(run_dir: str, body: dict[str, Any], timeout: float = 0) -> tuple[dict[str, object], list[int]]:
+    def ask(
+        run_dir: str, body: dict[str, Any], timeout: float = 0
+    ) -> tuple[dict[str, object], list[int]]:
         return site.daemon, []
 
     monkeypatch.setattr(node, "ask", ask)

@@ -1,6 +1,8 @@
-"""A healthy installation of one controller and node on files: tests break one thing of it at a time.
+"""A healthy installation of one controller and node on files: tests break one thing of it at a
+time.
 
-Slurm's answers were captured from real daemons (tests/cases/doctor); everything else is real files below one directory.
+Slurm's answers were captured from real daemons (tests/cases/doctor); everything else is real files
+below one directory.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageEnforce=associations,limits,qos
 PrologEpilogTimeout=60
 include {root}/etc/qgpu/slurm.conf
-NodeName=n[1-2] CPUs=64 Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G
+NodeName=n[1-2] CPUs=64 \
+Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G
 PartitionName=gpu Nodes=n[1-2] Default=YES
 """
 INCLUDING = ("gres.conf", "plugstack.conf", "cgroup.conf")
@@ -105,7 +108,11 @@ class FakeHost(Host):
 
     def said(self, *command: str, timeout: float = 10.0) -> Said:
         fit = [key for key in self.answers if command[: len(key)] == key]
-        return self.answers[max(fit, key=len)] if fit else Said(127, err=f"{command[0]} is not installed")
+        return (
+            self.answers[max(fit, key=len)]
+            if fit
+            else Said(127, err=f"{command[0]} is not installed")
+        )
 
 
 class Site:
@@ -165,7 +172,9 @@ class Site:
             self.write(f"opt/lua/{module.name}", module.read_text())
 
     def _slurm(self) -> None:
-        """Files as `qgpu setup` leaves them: the site's own with an include each, and our fragments."""
+        """Files as `qgpu setup` leaves them: the site's own with an include each, and our
+        fragments.
+        """
         self.write("etc/slurm.conf", SLURM_CONF.format(root=self.root))
         for name in INCLUDING:
             self.write(f"etc/{name}", f"include {self.etc}/qgpu/{name}\n")
@@ -189,7 +198,9 @@ class Site:
 
     # -- what tests change ------------------------------------------------------------
 
-    def process(self, pid: int, name: str, *words: str, parent: int = 1, cgroup: str = "0::/") -> None:
+    def process(
+        self, pid: int, name: str, *words: str, parent: int = 1, cgroup: str = "0::/"
+    ) -> None:
         """A process in /proc."""
         folder = self.root / f"proc/{pid}"
         folder.mkdir(exist_ok=True)
@@ -227,7 +238,9 @@ class Site:
         """Change what a program says; `old` must be in it."""
         said = self.host.answers[command]
         assert old in said.out + said.err, f"{command} does not say {old!r}"
-        self.host.answers[command] = Said(said.code, said.out.replace(old, new), said.err.replace(old, new))
+        self.host.answers[command] = Said(
+            said.code, said.out.replace(old, new), said.err.replace(old, new)
+        )
 
     def effective(self, key: str, value: str) -> None:
         """Another value in `scontrol show config`."""
@@ -278,7 +291,9 @@ class Site:
         said = self.host.answers[("scontrol", "show", "config")].out
         rest = said.partition("\n")[2]
         boot = f"BOOT_TIME = {text}"
-        rest = "\n".join(boot if line.startswith("BOOT_TIME") else line for line in rest.splitlines())
+        rest = "\n".join(
+            boot if line.startswith("BOOT_TIME") else line for line in rest.splitlines()
+        )
         self.answer("scontrol", "show", "config", out=f"Configuration data as of {text}\n{rest}")
 
     # -- what doctor says ------------------------------------------------------------

@@ -100,6 +100,9 @@ def test_files_of_a_configless_node_are_read(site: Site, monkeypatch: pytest.Mon
     monkeypatch.setattr("cli.doctor.known.USUAL", ())
     monkeypatch.setattr("cli.doctor.known.CACHES", (str(cache / "slurm.conf"),))
     checks = {check.name: check for check in site.checks(("node",))}
-    assert failed(list(checks.values())).keys() <= {"cli_filter"} and "configless" in checks["slurmd"].text
+    assert (
+        failed(list(checks.values())).keys() <= {"cli_filter"}
+        and "configless" in checks["slurmd"].text
+    )
     (cache / "plugstack.conf").unlink()
     assert "lacks the include" in failed(site.checks(("node",)))["spank"].text

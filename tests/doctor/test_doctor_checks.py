@@ -38,7 +38,9 @@ def test_policies_of_the_arbiters_threads_are_read_from_proc(tmp_path):
     (process / "task" / str(os.getpid())).mkdir(parents=True)
     (process / "comm").write_text("qgpu-arbiter\n")
     (process / "cmdline").write_bytes(b"/x/qgpu-arbiter\0--run-dir\0/run/a\0")
-    mine, others = (Host(proc=tmp_path, trusted=frozenset(uids)) for uids in ({os.geteuid()}, {4711}))
+    mine, others = (
+        Host(proc=tmp_path, trusted=frozenset(uids)) for uids in ({os.geteuid()}, {4711})
+    )
     assert system.arbiter_policies("/run/a", mine) == {"SCHED_OTHER"}
     assert system.arbiter_policies("/run/b", mine) is None
     assert system.arbiter_policies("/run/a", others) is None, "a user's program of that name"
@@ -51,7 +53,11 @@ def test_table_has_one_line_per_check_and_the_way_out():
 
 def test_roles_have_a_line_of_their_own_and_nothing_steers_the_terminal() -> None:
     checks = [Check("a", "ok", "fine"), Check("b", "fail", "x\x1b[2J\ny\u2028z", group="node")]
-    assert table(checks).splitlines() == ["ok    a  fine", "node:", "FAIL  b  x\\x1b[2J\\x0ay\\x2028z"]
+    assert table(checks).splitlines() == [
+        "ok    a  fine",
+        "node:",
+        "FAIL  b  x\\x1b[2J\\x0ay\\x2028z",
+    ]
 
 
 def test_exit_status_is_one_when_something_fails(tmp_path):
@@ -86,11 +92,19 @@ def test_environment_keeps_what_is_not_ours():
     ("words", "code", "sentence"),
     [
         (["--mem", "8X", "--", "true"], 125, "--mem: '8X' is not a size"),
-        (["--mem", "8", "--", "true"], 125, "--mem 8 is less than 1M; a number without a unit counts bytes"),
+        (
+            ["--mem", "8", "--", "true"],
+            125,
+            "--mem 8 is less than 1M; a number without a unit counts bytes",
+        ),
         (["--share", "x", "--", "true"], 125, "'x' is not a valid integer"),
         (["--class", "batch", "--", "true"], 125, "'batch' is not one of 'online', 'offline'"),
         ([], 125, "Missing argument"),
-        (["--config", "/nonexistent/q.yaml", "--", "true"], 125, "the configuration cannot be read"),
+        (
+            ["--config", "/nonexistent/q.yaml", "--", "true"],
+            125,
+            "the configuration cannot be read",
+        ),
     ],
 )
 def test_bad_words_of_qgpu_run_start_nothing(words, code, sentence):
@@ -106,7 +120,9 @@ def test_options_behind_the_command_are_the_commands():
 
 
 def test_private_configuration_names_the_cards_that_nvml_sees(tmp_path, monkeypatch):
-    monkeypatch.setattr("cli.run.private.PynvmlNvml", lambda: FakeNvml.with_cards(2, 80 << 30, first_minor=3))
+    monkeypatch.setattr(
+        "cli.run.private.PynvmlNvml", lambda: FakeNvml.with_cards(2, 80 << 30, first_minor=3)
+    )
     monkeypatch.setattr("cli.run.private.find_part", lambda name: f"/x/{name}")
     monkeypatch.delenv("QGPU_SIM_DIR", raising=False)
     node = parse_config(config_text(tmp_path)).node("local")
@@ -118,4 +134,6 @@ def test_private_configuration_names_the_cards_that_nvml_sees(tmp_path, monkeypa
 
 @pytest.mark.native
 def test_parts_are_found_in_the_checkout():
-    assert find_part("arbiter").endswith("qgpu-arbiter") and find_part("shim").endswith("libcuda.so.1")
+    assert find_part("arbiter").endswith("qgpu-arbiter") and find_part("shim").endswith(
+        "libcuda.so.1"
+    )

@@ -43,7 +43,9 @@ def native_plugins(config: Config) -> Check:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
-    """qgpu.yaml, and slurm.conf and gres.conf as rendered from it; no card has a real device file."""
+    """qgpu.yaml, and slurm.conf and gres.conf as rendered from it; no card has a real device
+    file.
+    """
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
 
     def make(version: str = "24.11", native: bool = False) -> Config:
@@ -59,10 +61,21 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Confi
 def test_counts_of_slurm_are_read_in_all_its_spellings() -> None:
     text = "gpu:h200:2(S:0-1),shard:h200:200(S:0-1),qgpu:online:2K,qgpu_mem:156G,tmpdisk:9"
     found = node_counts(text)
-    assert found == {"gpu:h200": 2, "shard": 200, "qgpu:online": 2048, "qgpu_mem": 156 << 30, "tmpdisk": 9}
+    assert found == {
+        "gpu:h200": 2,
+        "shard": 200,
+        "qgpu:online": 2048,
+        "qgpu_mem": 156 << 30,
+        "tmpdisk": 9,
+    }
     assert [count_of(text) for text in ("7", "2k", "x", "")] == [7, 2048, -1, -1]
-    said = "slurmd: Gres Name=gpu Type=h200 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Links=-1,0 (null)\n"
-    assert slurmd_counts(said * 2 + "slurmd: Gres Name=shard Type=(null) Count=200 ID=1\nother") == {
+    said = (
+        "slurmd: Gres Name=gpu Type=h200 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 "
+        "Links=-1,0 (null)\n"
+    )
+    assert slurmd_counts(
+        said * 2 + "slurmd: Gres Name=shard Type=(null) Count=200 ID=1\nother"
+    ) == {
         "gpu:h200": 2,
         "shard": 200,
     }
@@ -85,13 +98,18 @@ def test_states_of_nodes() -> None:
 
 
 def plugin(directory: Path, name: str, number: int) -> Path:
-    """A library with that plugin_version and a symbol that nobody has, so that it cannot be loaded."""
+    """A library with that plugin_version and a symbol that nobody has, so that it cannot be
+    loaded.
+    """
     source = directory / f"{name}.c"
     source.write_text(
-        f"const unsigned plugin_version = {number}; extern void nobody(void); void init(void) {{ nobody(); }}"
+        f"const unsigned plugin_version = {number}; extern void nobody(void); void init(void) "
+        f"{{ nobody(); }}"
     )
     path = directory / name
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-z,now", "-o", str(path), str(source)], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wl,-z,now", "-o", str(path), str(source)], check=True
+    )
     return path
 
 
@@ -109,7 +127,10 @@ def test_the_number_is_read_without_loading(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"ELF|damaged|names no|truncated"):
             plugin_version(bad)
     assert plugin_of(path.read_bytes()).kind == ""
-    told = [number_of(releases.parse(text)) for text in ("slurm-wlm 22.05.8", "26.05.5-rc1", "", "25.11")]
+    told = [
+        number_of(releases.parse(text))
+        for text in ("slurm-wlm 22.05.8", "26.05.5-rc1", "", "25.11")
+    ]
     assert told == [0x160508, 0x1A0505, None, 0x190B00]
 
 

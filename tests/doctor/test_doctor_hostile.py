@@ -1,4 +1,6 @@
-"""Doctor as root on a host where a user tries to lead it: it runs, reads and believes nothing of the user's."""
+"""Doctor as root on a host where a user tries to lead it: it runs, reads and believes nothing of
+the user's.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,12 @@ def test_a_users_program_in_path_is_not_run(mine: Path) -> None:
 def test_what_a_user_could_exchange_is_not_read(mine: Path, tmp_path: Path, kind: str) -> None:
     secret = tmp_path / "roots"
     secret.write_text("root's")
-    path = {"file": mine / "a", "link": mine / "b", "directory": mine / "c", "group": tmp_path / "d"}[kind]
+    path = {
+        "file": mine / "a",
+        "link": mine / "b",
+        "directory": mine / "c",
+        "group": tmp_path / "d",
+    }[kind]
     if kind == "file":
         given_away(path, "user's")
     elif kind == "link":
@@ -121,7 +128,9 @@ def test_a_users_shim_is_not_loaded(site: Site, tmp_path: Path) -> None:
 
 
 def test_files_of_slurms_own_user_are_believed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on many sites; also while slurmctld, which knows that user, is down. qgpu's own files are root's."""
+    """As on many sites; also while slurmctld, which knows that user, is down. qgpu's own files
+    are root's.
+    """
     monkeypatch.setattr("cli.doctor.known.pwd.getpwnam", lambda name: SimpleNamespace(pw_uid=USER))
     for path in (site.etc / "slurm.conf", site.etc / "qgpu", *(site.etc / "qgpu").iterdir()):
         os.chown(path, USER, USER)
@@ -144,7 +153,9 @@ def test_texts_of_others_do_not_steer_the_terminal(site: Site) -> None:
     assert "\\x1b" in text
 
 
-def test_a_check_that_breaks_does_not_hide_the_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_breaks_does_not_hide_the_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(known: object) -> Check:
         raise ZeroDivisionError("x\x1b")
 

@@ -64,7 +64,11 @@ def test_a_node_missing_in_qgpu_yaml_is_reported(at: Callable[[str], Site]) -> N
     site.end(10)
     site.enable("qgpud")
     checks = examine(str(site.yaml), None, (), site.host)
-    assert checks[0].status == "fail" and "has no node n3" in checks[0].text and "--node" in checks[0].todo
+    assert (
+        checks[0].status == "fail"
+        and "has no node n3" in checks[0].text
+        and "--node" in checks[0].todo
+    )
 
 
 @pytest.mark.parametrize("role", roles.ROLES)

@@ -1,4 +1,6 @@
-"""`qgpu lint` on a site's configuration repository: the same breakages on files alone, with file and line."""
+"""`qgpu lint` on a site's configuration repository: the same breakages on files alone, with file
+and line.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_files_come_in_any_order_and_only_those_are_judged(site: Site, tmp_path:
     assert "Count=800" in one.output and "cgroup" not in one.output
 
 
-def test_a_repository_without_fragments_is_judged_with_those_of_setup(site: Site, tmp_path: Path) -> None:
+def test_a_repository_without_fragments_is_judged_with_those_of_setup(
+    site: Site, tmp_path: Path
+) -> None:
     """Many sites keep only their own files, and let `qgpu setup` write the rest on each host."""
     repository = tmp_path / "repository"
     (repository / ".git").mkdir(parents=True)
@@ -101,7 +105,9 @@ def test_a_repository_without_fragments_is_judged_with_those_of_setup(site: Site
     (repository / "slurm.conf").write_text(text.replace("shard:h200:200", "shard:h200:100"))
     done = lint(repository)
     assert done.exit_code == 1
-    assert re.search(rf"^{repository}/slurm.conf:7: .*shard:h200:200", done.output, re.MULTILINE), done.output
+    assert re.search(rf"^{repository}/slurm.conf:7: .*shard:h200:200", done.output, re.MULTILINE), (
+        done.output
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The experiments on our own channel groups, over a driver that pretends: only own, living handles are ever touched."""
+"""The experiments on our own channel groups, over a driver that pretends: only own, living
+handles are ever touched.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ def own(tmp_path: Path, *words: str) -> tuple[list[dict[str, object]], list[tupl
     """Its lines, and the controls that the driver got: object and command."""
     log = tmp_path / "log"
     env = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(DRIVER), "QGPU_OWN_LOG": str(log)}
-    done = subprocess.run([BUILD / "test/own", *words], env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [BUILD / "test/own", *words], env=env, capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 0, done
-    controls = [tuple(line.split()[1:]) for line in log.read_text().splitlines()] if log.exists() else []
+    controls = (
+        [tuple(line.split()[1:]) for line in log.read_text().splitlines()] if log.exists() else []
+    )
     return [json.loads(line) for line in done.stdout.splitlines()], controls
 
 
@@ -58,7 +64,11 @@ def test_every_stopped_group_continues(tmp_path: Path) -> None:
 
 
 def test_wrong_words_touch_nothing(tmp_path: Path) -> None:
-    env = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(DRIVER), "QGPU_OWN_LOG": str(tmp_path / "log")}
+    env = {
+        "PATH": os.environ["PATH"],
+        "LD_PRELOAD": str(DRIVER),
+        "QGPU_OWN_LOG": str(tmp_path / "log"),
+    }
     for words in (["slice", "0"], ["pause", "5000"], ["reset"]):
         done = subprocess.run([BUILD / "test/own", *words], env=env, capture_output=True, text=True)
         assert done.returncode == 2 and "usage" in done.stderr
@@ -69,6 +79,8 @@ def test_the_other_process_gets_the_descriptor_by_message_and_by_pidfd(tmp_path:
     """The pretended driver answers its own process only; a passed descriptor reaches the kernel."""
     rows, controls = own(tmp_path, "outsider")
     status = {row["from_outside"]: row["status"] for row in rows}
-    assert status["scm_rights"] == "0xffff0019", "ENOTTY of /dev/null: the descriptor is open over there"
+    assert status["scm_rights"] == "0xffff0019", (
+        "ENOTTY of /dev/null: the descriptor is open over there"
+    )
     assert status["pidfd_getfd"] in ("0xffff0019", "0xffff0001"), "or the kernel forbids taking it"
     assert status["fresh"] != "0x0" and controls == []

@@ -26,7 +26,9 @@ needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not in
 def test_program_compiles_without_a_warning(tmp_path: Path, name: str, variant: str) -> None:
     flags = ["-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", *VARIANTS[variant]]
     source = str(PROGRAMS / f"{name}.cu")
-    done = subprocess.run(["nvcc", *flags, source, "-o", str(tmp_path / "p")], capture_output=True, text=True)
+    done = subprocess.run(
+        ["nvcc", *flags, source, "-o", str(tmp_path / "p")], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -53,7 +55,9 @@ def python(script: str, *words: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("how", ["eager", "graphs", "compile"])
-def test_pytorch_loop_counts_steps_and_writes_their_spans(tmp_path: Path, mode: str, how: str) -> None:
+def test_pytorch_loop_counts_steps_and_writes_their_spans(
+    tmp_path: Path, mode: str, how: str
+) -> None:
     words = [
         "--mode",
         mode,
@@ -69,7 +73,11 @@ def test_pytorch_loop_counts_steps_and_writes_their_spans(tmp_path: Path, mode: 
     told = python("torch_work.py", *words)
     assert told["steps"] == 7 and len(str(told["sum"])) == 16
     spans = json.loads((tmp_path / "s").read_text())
-    assert len(spans["spans"]) == 7 and all(a < b for a, b in spans["spans"]) and spans["pid"] == told["pid"]
+    assert (
+        len(spans["spans"]) == 7
+        and all(a < b for a, b in spans["spans"])
+        and spans["pid"] == told["pid"]
+    )
 
 
 def test_pytorch_loop_by_the_clock_and_in_bursts(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Recordings of control calls: what both sides of the simulator say of the same process, and what a comparison sees."""
+"""Recordings of control calls: what both sides of the simulator say of the same process, and
+what a comparison sees.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,13 @@ def calls(*more: dict[str, Any]) -> list[dict[str, Any]]:
             "class": "0xc86f",
             "params_size": 368,
         },
-        {"call": "control", "client": "0xc1", "object": "0x30", "cmd": "0xa06c0101", "params_size": 3},
+        {
+            "call": "control",
+            "client": "0xc1",
+            "object": "0x30",
+            "cmd": "0xa06c0101",
+            "params_size": 3,
+        },
         *more,
     ]
     return [{"status": "0x0"} | row for row in rows]
@@ -70,13 +78,24 @@ def calls(*more: dict[str, Any]) -> list[dict[str, Any]]:
 def test_kinds() -> None:
     names = ["0x0", "0x41", "0x80", "0x2080", "0xa06c", "0xc56f", "0xc96f", "0x6f", "0x90f1"]
     assert [kind_of(name) for name in names] == [
-        "client", "client", "device", "subdevice", "group", "channel", "channel", "0x6f", "0x90f1",
-    ]  # fmt: skip
+        "client",
+        "client",
+        "device",
+        "subdevice",
+        "group",
+        "channel",
+        "channel",
+        "0x6f",
+        "0x90f1",
+    ]
 
 
 def test_a_whole_recording_contradicts_nothing_and_a_torn_one_does() -> None:
     assert Recording(calls()).faults() == []
-    assert "a group below 0x10, which was never made" in Recording([calls()[0], calls()[3]]).faults()[0]
+    assert (
+        "a group below 0x10, which was never made"
+        in Recording([calls()[0], calls()[3]]).faults()[0]
+    )
     freed = {"call": "free", "client": "0xc1", "object": "0x30", "parent": "0x10"}
     assert Recording(calls(freed)).faults() == []
     assert "freed, but was never made or is gone" in Recording(calls(freed, freed)).faults()[0]
@@ -87,8 +106,14 @@ def test_a_whole_recording_contradicts_nothing_and_a_torn_one_does() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"params_size": 24}, "parameters of a group have {20} bytes in the model, {24} in the driver"),
-        ({"parent": "0x20"}, "the model makes a group below a device; the driver below ['subdevice']"),
+        (
+            {"params_size": 24},
+            "parameters of a group have {20} bytes in the model, {24} in the driver",
+        ),
+        (
+            {"parent": "0x20"},
+            "the model makes a group below a device; the driver below ['subdevice']",
+        ),
     ],
 )
 def test_what_the_driver_does_otherwise_is_a_difference(change: dict[str, Any], words: str) -> None:
@@ -99,8 +124,20 @@ def test_what_the_driver_does_otherwise_is_a_difference(change: dict[str, Any], 
 
 
 def test_a_command_of_another_size_is_a_difference_and_more_of_everything_is_none() -> None:
-    other = {"call": "control", "client": "0xc1", "object": "0x10", "cmd": "0x801", "params_size": 9}
-    memory = {"call": "alloc64", "client": "0xc1", "object": "0x50", "parent": "0x10", "class": "0x3e"}
+    other = {
+        "call": "control",
+        "client": "0xc1",
+        "object": "0x10",
+        "cmd": "0x801",
+        "params_size": 9,
+    }
+    memory = {
+        "call": "alloc64",
+        "client": "0xc1",
+        "object": "0x50",
+        "parent": "0x10",
+        "class": "0x3e",
+    }
     real = calls(other, memory | {"params_size": 128})
     assert differences(Recording(calls()), Recording(real)) == []
     real[5] |= {"params_size": 4}
@@ -145,10 +182,15 @@ def test_both_sides_of_the_simulator_tell_the_same(both: tuple[Recording, Record
 
 @pytest.mark.native
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
-def test_the_simulator_does_as_every_real_driver_that_was_recorded(both: tuple[Recording, Recording]) -> None:
+def test_the_simulator_does_as_every_real_driver_that_was_recorded(
+    both: tuple[Recording, Recording],
+) -> None:
     recorded = sorted(CASES.glob("rm-*.jsonl"))
     if not recorded:
-        pytest.skip("no recording of a real driver has been made yet (make gpu PART=experiments ONLY=record)")
+        pytest.skip(
+            "no recording of a real driver has been made yet (make gpu PART=experiments "
+            "ONLY=record)"
+        )
     for path in recorded:
         real = Recording.read(path)
         assert real.faults() == [] and differences(both[0], real) == [], path

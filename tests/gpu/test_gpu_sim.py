@@ -1,4 +1,6 @@
-"""The set for a card, on the simulator: that its scripts run, resume and keep to their time. Promises no figure."""
+"""The set for a card, on the simulator: that its scripts run, resume and keep to their time.
+Promises no figure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,16 @@ ITEMS = (
 
 def gpu(results: Path, *words: str, status: int = 0) -> str:
     """One call of the set."""
-    command = [sys.executable, "-m", "bench.gpu", "--sim", "--quick", "--results", str(results), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu",
+        "--sim",
+        "--quick",
+        "--results",
+        str(results),
+        *words,
+    ]
     env = {k: v for k, v in os.environ.items() if k != "QGPU_SIM_DIR"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250)
     assert done.returncode == status, done.stdout + done.stderr
@@ -49,7 +60,9 @@ def test_what_the_simulator_can_play_runs_and_is_labelled(tmp_path: Path) -> Non
     gpu(tmp_path, *only, "--budget", "200")
     found = rows(tmp_path)
     done = {name: row for name, row in found.items() if row["state"] == "done"}
-    assert len(done) == 11, {name: row["notes"] for name, row in found.items() if row["state"] == "failed"}
+    assert len(done) == 11, {
+        name: row["notes"] for name, row in found.items() if row["state"] == "failed"
+    }
     figures = {(name, f["name"]): f for name, row in done.items() for f in row["figures"]}
     assert all(figure["simulated"] for figure in figures.values())
     values = {key: figure["value"] for key, figure in figures.items()}

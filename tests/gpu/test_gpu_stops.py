@@ -1,4 +1,6 @@
-"""The experiments on stopping kernels: their judge, their kernels' code, and that they run on the simulator."""
+"""The experiments on stopping kernels: their judge, their kernels' code, and that they run on
+the simulator.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ ROW = {
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
 
 
-# ---- the judge ------------------------------------------------------------------------------------
+# ---- the judge -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,11 +71,13 @@ def test_pieces_of_many_blocks_are_one_where_they_overlap() -> None:
     assert [(p.t_start, p.t_end) for p in merged(pieces)] == [(0, 4), (5, 12), (20, 21)]
 
 
-# ---- the list ---------------------------------------------------------------------------------------
+# ---- the list ------------------------------------------------------------------------------------
 
 
 def test_the_list_is_complete_ranked_and_each_is_short(tmp_path: Path) -> None:
-    """docs/measurements/README.md: 1 to 9, and the product's own backend after them; nothing longer than a minute."""
+    """docs/measurements/README.md: 1 to 9, and the product's own backend after them; nothing
+    longer than a minute.
+    """
     for simulated in (True, False):
         place = Place(simulated, tmp_path)
         items = [item for part in (own, stops, hold, product) for item in part.items(place)]
@@ -86,24 +90,37 @@ def test_the_list_is_complete_ranked_and_each_is_short(tmp_path: Path) -> None:
 
 
 def test_no_command_of_the_experiments_is_about_more_than_own_groups() -> None:
-    """The safety rule, by what the sources can say at all: commands of a group, of own channels, and reading."""
+    """The safety rule, by what the sources can say at all: commands of a group, of own channels,
+    and reading.
+    """
     text = "".join(path.read_text() for path in EXPERIMENTS.glob("*.[ch]"))
     numbers = set(re.findall(r"0x(?:a06[cf]|2080|0080|83de)[0-9a-f]{4}", text))
     assert numbers == {"0xa06f0103"}, "only watched: whether libcuda lets a channel run"
     named = set(re.findall(r"\bRM_(?:GROUP|SUBDEVICE|CLIENT)_[A-Z_]+", text))
     assert named == {
-        "RM_GROUP_SCHEDULE", "RM_GROUP_SET_TIMESLICE", "RM_GROUP_GET_TIMESLICE", "RM_GROUP_PREEMPT",
-        "RM_GROUP_GET_INFO", "RM_SUBDEVICE_DISABLE_CHANNELS", "RM_SUBDEVICE_SET_PREEMPTION_MODE",
-    }  # fmt: skip
+        "RM_GROUP_SCHEDULE",
+        "RM_GROUP_SET_TIMESLICE",
+        "RM_GROUP_GET_TIMESLICE",
+        "RM_GROUP_PREEMPT",
+        "RM_GROUP_GET_INFO",
+        "RM_SUBDEVICE_DISABLE_CHANNELS",
+        "RM_SUBDEVICE_SET_PREEMPTION_MODE",
+    }
 
 
-# ---- the kernels -------------------------------------------------------------------------------------
+# ---- the kernels ---------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="ptxas is not installed")
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_the_kernels_assemble(tmp_path: Path, arch: str) -> None:
-    command = ["ptxas", f"-arch={arch}", str(EXPERIMENTS / "beat.ptx"), "-o", str(tmp_path / "beat")]
+    command = [
+        "ptxas",
+        f"-arch={arch}",
+        str(EXPERIMENTS / "beat.ptx"),
+        "-o",
+        str(tmp_path / "beat"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -150,7 +167,7 @@ def test_both_sides_know_the_same_layouts() -> None:
     assert "PAUSE_NS" in (PROGRAMS / "tenant.cu").read_text()
 
 
-# ---- on the simulator ----------------------------------------------------------------------------------
+# ---- on the simulator ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -164,7 +181,9 @@ def card(tmp_path: Path) -> Any:
 
 def run(card: Simulator, *words: str) -> list[dict[str, Any]]:
     env = {"PATH": os.environ["PATH"]} | card.env()
-    done = subprocess.run([BUILD / "test/stops", *words], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [BUILD / "test/stops", *words], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -184,7 +203,9 @@ def traced(card: Simulator, pid: int, done: Callable[[list[Any]], bool]) -> list
 def test_a_stop_stands_still_until_its_continue(card: Simulator, method: str) -> None:
     _, row = run(card, "spin", method, "60")
     assert (row["status"], row["status_continue"]) == ("0x0", "0x0")
-    pieces = traced(card, row["pid"], lambda found: any(p.t_end > row["continued_ns"] for p in found))
+    pieces = traced(
+        card, row["pid"], lambda found: any(p.t_end > row["continued_ns"] for p in found)
+    )
     assert any(p.t_start <= row["stop_ns"] <= p.t_end for p in pieces), "it ran before"
     assert stops.progress_us(row, pieces) is not None, "it stood still"
 
@@ -195,9 +216,13 @@ def test_a_stopped_kernel_keeps_its_work_and_online_gets_the_card(card: Simulato
     rows = run(card, "latency", "schedule", "5")
     assert len(rows) == 5 and {row["status"] for row in rows} == {"0x0"}
     last = rows[-1]
-    own_ = traced(card, last["pid"], lambda found: any(p.t_end > last["continued_ns"] for p in found))
+    own_ = traced(
+        card, last["pid"], lambda found: any(p.t_end > last["continued_ns"] for p in found)
+    )
     other = traced(
-        card, last["online_pid"], lambda found: any(p.t_start > last["online_submit_ns"] for p in found)
+        card,
+        last["online_pid"],
+        lambda found: any(p.t_start > last["online_submit_ns"] for p in found),
     )
     assert all(stops.progress_us(row, own_) is not None for row in rows)
     assert all(stops.started_us(row, other) is not None for row in rows)
@@ -211,7 +236,9 @@ def test_a_refused_stop_is_reported_and_nothing_stands_still(card: Simulator) ->
         card.control(f"error call={name} code=0x65")
     (row,) = (row for row in run(card, "spin", "timeslice0", "20") if "status" in row)
     assert row["status"] == "0x65"
-    pieces = traced(card, row["pid"], lambda found: any(p.t_end > row["continue_ns"] for p in found))
+    pieces = traced(
+        card, row["pid"], lambda found: any(p.t_end > row["continue_ns"] for p in found)
+    )
     assert stops.progress_us(row, pieces) is None
 
 
@@ -219,9 +246,11 @@ def test_a_refused_stop_is_reported_and_nothing_stands_still(card: Simulator) ->
 @pytest.mark.native
 def test_held_in_parts_and_ended_by_signal_it_goes_on(card: Simulator) -> None:
     process = subprocess.Popen(
-        [BUILD / "test/stops", "hold", "schedule", "60"], env={"PATH": os.environ["PATH"]} | card.env(),
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [BUILD / "test/stops", "hold", "schedule", "60"],
+        env={"PATH": os.environ["PATH"]} | card.env(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     first = json.loads(process.stdout.readline())
     assert first["held_s"] == 1 and first["status"] == "0x0"
@@ -238,7 +267,9 @@ def test_wrong_words_start_nothing() -> None:
         ["reset"],
         ["hold", "schedule", "9999"],
     ):
-        done = subprocess.run([BUILD / "test/stops", *words], capture_output=True, text=True, env={})
+        done = subprocess.run(
+            [BUILD / "test/stops", *words], capture_output=True, text=True, env={}
+        )
         assert done.returncode == 2 and "usage" in done.stderr, words
     done = subprocess.run(
         [BUILD / "test/stops", "spin", "reset", "5"], capture_output=True, text=True, env={}
@@ -267,16 +298,22 @@ def test_the_items_run_and_what_is_not_modelled_is_said(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if k != "QGPU_SIM_DIR"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "simulated/results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "simulated/results.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == len(only) and {row["state"] for row in rows} == {"done"}
     notes = {row["item"].removeprefix("experiments/"): row["notes"] for row in rows}
     assert notes["8 limits"][0].startswith("not possible: driver 580")
-    short = [(row["item"], f["name"]) for row in rows for f in row["figures"] if f["verdict"] == "short"]
+    short = [
+        (row["item"], f["name"]) for row in rows for f in row["figures"] if f["verdict"] == "short"
+    ]
     assert not [pair for pair in short if "slices" not in pair[0]], short
 
 
 def test_an_online_program_that_stalls_ends_its_episode() -> None:
-    """The gate may open then, and offline's progress is nobody's fault; waiting for the card is no stall."""
+    """The gate may open then, and offline's progress is nobody's fault; waiting for the card is
+    no stall.
+    """
     rows = [(0, 2), (3, 1), (10, 1), (11, 30), (60, 1), (99, 5)]
     log = [{"due_ns": due, "latency_ns": took} for due, took in rows]
     scene = Scene({"online": Played((), [{"burst": 1}, *log], {})}, 0, 100)  # type: ignore[list-item]

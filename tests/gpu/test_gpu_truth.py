@@ -1,4 +1,6 @@
-"""The judge of the set for a card: stamps, work, shares, records. Needs no card and no simulator."""
+"""The judge of the set for a card: stamps, work, shares, records. Needs no card and no
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.record import Outcome, Results
-from bench.gpu.truth import HEAD, MAGIC, Piece, StampError, Work, alone, judge, read_spans, read_stamps
+from bench.gpu.truth import (
+    HEAD,
+    MAGIC,
+    Piece,
+    StampError,
+    Work,
+    alone,
+    judge,
+    read_spans,
+    read_stamps,
+)
 from bench.harness.figures import Figure
 
 MS = 1_000_000
@@ -24,13 +36,18 @@ ABOUT = {
 
 
 def stamps(
-    path: Path, pairs: list[tuple[int, int]], clock=(1000, 5000, 2000, 6000), seen: int | None = None
+    path: Path,
+    pairs: list[tuple[int, int]],
+    clock=(1000, 5000, 2000, 6000),
+    seen: int | None = None,
 ) -> Path:
     """A file as programs/tenant.cu writes it."""
     host0, card0, host1, card1 = clock
     count = len(pairs) if seen is None else seen
     head = HEAD.pack(MAGIC, 77, len(pairs), host0, card0, host1, card1, 10, count)
-    path.write_bytes(head + b"".join(a.to_bytes(8, "little") + b.to_bytes(8, "little") for a, b in pairs))
+    path.write_bytes(
+        head + b"".join(a.to_bytes(8, "little") + b.to_bytes(8, "little") for a, b in pairs)
+    )
     return path
 
 
@@ -50,7 +67,9 @@ def test_a_kernel_that_never_ended_is_left_out(tmp_path: Path) -> None:
 def test_a_damaged_file_is_a_sentence(tmp_path: Path, damage: str) -> None:
     path = stamps(tmp_path / "s", [(5100, 5200)], seen=9 if damage == "full" else None)
     raw = path.read_bytes()
-    path.write_bytes({"empty": b"", "magic": b"x" + raw[1:], "short": raw[:-8], "full": raw}[damage])
+    path.write_bytes(
+        {"empty": b"", "magic": b"x" + raw[1:], "short": raw[:-8], "full": raw}[damage]
+    )
     with pytest.raises(StampError, match=str(path)):
         read_stamps(path)
 
@@ -111,7 +130,9 @@ def test_an_error_that_evens_out_over_the_run_shows_in_the_window() -> None:
     assert judged.points == pytest.approx(0.0) and judged.worst_1s == pytest.approx(50.0)
 
 
-def outcome(item: str, state: str = "done", when: str = "2026-01-01T00:00:00", **about: object) -> Outcome:
+def outcome(
+    item: str, state: str = "done", when: str = "2026-01-01T00:00:00", **about: object
+) -> Outcome:
     record = Figure("f", 3.0, "us", 2.0, "<=", 1).record()
     return Outcome(item, state, ABOUT | about, (record,), ("a note",), 1.0, when)
 

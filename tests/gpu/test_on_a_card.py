@@ -1,4 +1,6 @@
-"""On a machine with a card: everything of the set that must hold exactly. Figures are for `make gpu`."""
+"""On a machine with a card: everything of the set that must hold exactly. Figures are for `make
+gpu`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,17 @@ def real_card() -> bool:
 @pytest.mark.skipif(not real_card(), reason="no card here, or not root")
 @pytest.mark.parametrize("part", ["probe", "works", "memory", "faults"])
 def test_part_holds_on_the_card(tmp_path: Path, part: str) -> None:
-    command = [sys.executable, "-m", "bench.gpu", "--part", part, "--results", str(tmp_path), "--budget", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu",
+        "--part",
+        part,
+        "--results",
+        str(tmp_path),
+        "--budget",
+        "0",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880)
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     failed = {row["item"]: row["notes"] for row in rows if row["state"] == "failed"}

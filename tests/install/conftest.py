@@ -1,4 +1,6 @@
-"""The site that the tests of the packages share; they run in the order of their names, as a site's admin would work."""
+"""The site that the tests of the packages share; they run in the order of their names, as a
+site's admin would work.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def follow(site: Site, kept: dict[tuple[str, str], str]) -> Callable[[str], None
     assert kept
 
     def section(title: str) -> None:
-        blocks = [block for block in page.blocks() if block.section == title and block.on != "build"]
+        blocks = [
+            block for block in page.blocks() if block.section == title and block.on != "build"
+        ]
         assert blocks, f"docs/install.md has no commands under '{title}'"
         for block in blocks:
             for host in site.on(block.on):

@@ -11,7 +11,8 @@ def test_plain_job(site: Site) -> None:
 
 def test_card_is_constrained(site: Site) -> None:
     done = site.srun(
-        "--gres=gpu:1 sh -c 'for n in 0 1; do head -c0 /var/lib/qgpu-sim/dev/qgpusim$n; done'", check=False
+        "--gres=gpu:1 sh -c 'for n in 0 1; do head -c0 /var/lib/qgpu-sim/dev/qgpusim$n; done'",
+        check=False,
     )
     assert "qgpusim0' for reading: No such device" in done.err  # allowed; the major has no driver
     assert "qgpusim1' for reading: Operation not permitted" in done.err

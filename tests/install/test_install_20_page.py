@@ -20,15 +20,21 @@ def test_every_block_of_the_page_is_run() -> None:
 
 
 def test_quick_start_is_short() -> None:
-    commands = [c for block in page.blocks() if block.section == "Quick start" for c in block.commands()]
+    commands = [
+        c for block in page.blocks() if block.section == "Quick start" for c in block.commands()
+    ]
     assert len(commands) <= MOST_COMMANDS
 
 
 def test_jobs_run_and_wait_when_the_admin_begins(site: Site) -> None:
-    queued["runs"] = site.submit("--gres=gpu:2 -w n1 --wrap 'while [ ! -e go ]; do sleep 0.2; done'")
+    queued["runs"] = site.submit(
+        "--gres=gpu:2 -w n1 --wrap 'while [ ! -e go ]; do sleep 0.2; done'"
+    )
     site.await_job(queued["runs"], "RUNNING")
     card = "for n in 0 1; do head -c0 /var/lib/qgpu-sim/dev/qgpusim$n && echo card; done"
-    queued["waits"] = site.submit(f"--gres=gpu:1 -w n1 -o queued.out --wrap '{card}; env | grep QGPU'")
+    queued["waits"] = site.submit(
+        f"--gres=gpu:1 -w n1 -o queued.out --wrap '{card}; env | grep QGPU'"
+    )
 
 
 def test_incomplete_step_says_what_it_lacks(site: Site) -> None:
@@ -51,7 +57,8 @@ def test_job_that_ran_goes_on(site: Site) -> None:
 def test_job_that_waited_has_its_whole_card(site: Site) -> None:
     site.await_job(queued["waits"], "COMPLETED", "FAILED")
     out = (site["ctl"].homes / "alice/queued.out").read_text()
-    assert out.count("No such device") == 1, out  # opened, as far as the major without a driver can be
+    # opened, as far as the major without a driver can be
+    assert out.count("No such device") == 1, out
     assert out.count("Operation not permitted") == 1, out
 
 

@@ -30,11 +30,15 @@ def finished(site: Site, words: str, name: str) -> str:
 
 def summary(text: str) -> dict[str, Any]:
     """The workload's own summary."""
-    found: dict[str, Any] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
+    found: dict[str, Any] = json.loads(
+        next(line for line in text.splitlines() if line.startswith("{"))
+    )
     return found
 
 
-def past_cap(site: Site, request: str = "--qos=offline --gres=qgpu:30", name: str = "past.out") -> str:
+def past_cap(
+    site: Site, request: str = "--qos=offline --gres=qgpu:30", name: str = "past.out"
+) -> str:
     """What a job says that asks for 60 GiB of the card's memory, and goes on with less."""
     command = "/usr/libexec/qgpu/qgpu-workload --alloc-past 60GiB --length 0.5 --json"
     return finished(site, f"{request} --wrap '{command}'", name)
@@ -71,7 +75,9 @@ def test_report_has_what_was_granted_and_used(site: Site) -> None:
     job = site["login"].run(f"sbatch {words} '{command}'", user="alice").out.strip()
     site["ctl"].run("systemctl start qgpu-collect.service")
     text = site["ctl"].run(f"qgpu report {job}").out
-    assert re.search(rf"^{job} +alice +COMPLETED +online +n[12]:[01] +40 ", text, re.MULTILINE), text
+    assert re.search(rf"^{job} +alice +COMPLETED +online +n[12]:[01] +40 ", text, re.MULTILINE), (
+        text
+    )
 
 
 def test_accounting_has_the_class(site: Site) -> None:

@@ -45,7 +45,9 @@ class Load:
         """Let the job end, which it does well."""
         (self.home / "stop").touch()
         self.site.await_job(self.job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED")
-        assert self.site.job(self.job)["JobState"] == "COMPLETED", (self.home / "short.out").read_text()
+        assert self.site.job(self.job)["JobState"] == "COMPLETED", (
+            self.home / "short.out"
+        ).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +65,17 @@ HOW = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     ("host", "unit"),
-    [("n1", "qgpud"), ("n1", "qgpu-arbiter"), ("n1", "slurmd"), ("ctl", "slurmctld"), ("ctl", "slurmdbd")],
+    [
+        ("n1", "qgpud"),
+        ("n1", "qgpu-arbiter"),
+        ("n1", "slurmd"),
+        ("ctl", "slurmctld"),
+        ("ctl", "slurmdbd"),
+    ],
 )
-def test_daemon_is_exchanged_under_load(site: Site, load: Load, host: str, unit: str, how: str) -> None:
+def test_daemon_is_exchanged_under_load(
+    site: Site, load: Load, host: str, unit: str, how: str
+) -> None:
     site[host].run(HOW[how].format(unit))
     site.await_idle()
     site.await_output(site[host], f"systemctl is-active {unit}", "active")
@@ -79,7 +89,9 @@ def test_job_ends_well_after_all_that(load: Load) -> None:
 
 
 def test_bad_rollout_is_survived(site: Site) -> None:
-    """Units that failed again and again come back by themselves once their configuration is right."""
+    """Units that failed again and again come back by themselves once their configuration is
+    right.
+    """
     node, yaml = site["n2"], "/etc/qgpu/qgpu.yaml"
     right = node.read(yaml)
     node.write(yaml, right + "no_such_key: 1\n")

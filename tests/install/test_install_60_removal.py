@@ -15,7 +15,9 @@ GONE = (
 )
 
 
-def test_removal(site: Site, follow: Callable[[str], None], kept: dict[tuple[str, str], str]) -> None:
+def test_removal(
+    site: Site, follow: Callable[[str], None], kept: dict[tuple[str, str], str]
+) -> None:
     for (host, path), text in kept.items():  # what the page asks the reader to do
         site[host].write(path, text, site[host].inside(path).stat().st_mode & 0o777)
     follow("Removal")
@@ -27,7 +29,9 @@ def test_plain_jobs_run(site: Site) -> None:
     assert site.srun("--gres=gpu:1 sh -c 'echo $CUDA_VISIBLE_DEVICES'").out == "0\n"
 
 
-def test_nothing_of_qgpu_stays_but_the_sites_own(site: Site, kept: dict[tuple[str, str], str]) -> None:
+def test_nothing_of_qgpu_stays_but_the_sites_own(
+    site: Site, kept: dict[tuple[str, str], str]
+) -> None:
     for host in site.hosts.values():
         left = host.run(f"find {' '.join(GONE)}", check=False).out
         assert left == "", host.name

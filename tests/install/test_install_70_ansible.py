@@ -1,4 +1,6 @@
-"""The Ansible role, on the hosts that the removal left: what it does, and that a second run changes nothing."""
+"""The Ansible role, on the hosts that the removal left: what it does, and that a second run
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Play:
         self.config = directory / "qgpu.yaml"
         self.config.write_text(site["ctl"].read("/etc/qgpu/qgpu.yaml"))
         lines = [
-            f"[{group}]\n" + "".join(_line(name, site) for name in names) for group, names in GROUPS.items()
+            f"[{group}]\n" + "".join(_line(name, site) for name in names)
+            for group, names in GROUPS.items()
         ]
         (directory / "hosts.ini").write_text("\n".join(lines))
 
@@ -60,7 +63,8 @@ class Play:
 
 def _line(name: str, site: Site) -> str:
     words = (
-        f"ansible_host={NETWORK}.{HOSTS[name]} ansible_user=root ansible_python_interpreter=/usr/bin/python3"
+        f"ansible_host={NETWORK}.{HOSTS[name]} ansible_user=root "
+        f"ansible_python_interpreter=/usr/bin/python3"
     )
     return f"{name} {words} ansible_ssh_private_key_file={site.key}\n"
 
@@ -92,9 +96,9 @@ def test_second_run_changes_nothing(play: Play) -> None:
     play.run()
     again = play.run()
     assert {host: counts["changed"] for host, counts in again.items()} == dict.fromkeys(HOSTS, 0)
-    assert {host: counts["changed"] for host, counts in play.run("--check").items()} == dict.fromkeys(
-        HOSTS, 0
-    )
+    assert {
+        host: counts["changed"] for host, counts in play.run("--check").items()
+    } == dict.fromkeys(HOSTS, 0)
 
 
 def test_change_restarts_only_what_is_needed(site: Site, play: Play) -> None:

@@ -22,7 +22,9 @@ def python(tree: Path) -> Path:
     return tree / "usr/lib/qgpu/python/bin/python3"
 
 
-def launch(tree: Path, launcher: str, *words: str, **more: object) -> subprocess.CompletedProcess[str]:
+def launch(
+    tree: Path, launcher: str, *words: str, **more: object
+) -> subprocess.CompletedProcess[str]:
     """Run an installed launcher as its first line does, below DESTDIR."""
     script = tree / launcher
     interpreter, option = script.read_text().splitlines()[0].removeprefix("#!").split()
@@ -50,7 +52,9 @@ def test_the_commands_of_a_source_tree_are_not_offered(tree: Path) -> None:
 
 def test_only_the_standard_library_and_its_own_packages_are_on_the_path(python: Path) -> None:
     told = subprocess.run(
-        [python, "-IB", "-c", "import sys; print(*sys.path, sep='\\n')"], capture_output=True, text=True
+        [python, "-IB", "-c", "import sys; print(*sys.path, sep='\\n')"],
+        capture_output=True,
+        text=True,
     )
     *standard, site = told.stdout.splitlines()
     assert site.startswith(str(python.parents[1]))
@@ -58,12 +62,18 @@ def test_only_the_standard_library_and_its_own_packages_are_on_the_path(python: 
 
 
 @pytest.mark.parametrize("launcher", ["usr/bin/qgpu", "usr/sbin/qgpud"])
-def test_files_and_variables_of_the_user_change_nothing(tree: Path, tmp_path: Path, launcher: str) -> None:
+def test_files_and_variables_of_the_user_change_nothing(
+    tree: Path, tmp_path: Path, launcher: str
+) -> None:
     for name in ("cli", "enforcer", "gres", "click", "sitecustomize", "usercustomize", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('hostile')\n")
     start = tmp_path / "start.py"
     start.write_text("raise SystemExit('hostile')\n")
-    hostile = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(start), "PYTHONHOME": str(tmp_path)}
+    hostile = {
+        "PYTHONPATH": str(tmp_path),
+        "PYTHONSTARTUP": str(start),
+        "PYTHONHOME": str(tmp_path),
+    }
     hostile |= {"PYTHONUSERBASE": str(tmp_path), "HOME": str(tmp_path), "PYTHONINSPECT": "1"}
     told = launch(tree, launcher, "--version", cwd=tmp_path, env=os.environ | hostile)
     assert (told.returncode, told.stderr) == (0, "")
@@ -95,10 +105,14 @@ def test_a_plan_runs_the_lua_modules_that_slurmctld_runs(tree: Path) -> None:
     modules = tree / "usr/share/qgpu/lua"
     beside = tree / "usr/lib/qgpu/python/site-packages/slurm_plugin/lua"
     names = sorted(path.name for path in modules.iterdir())
-    assert "qgpu_job_submit.lua" in names and names == sorted(path.name for path in beside.iterdir())
+    assert "qgpu_job_submit.lua" in names and names == sorted(
+        path.name for path in beside.iterdir()
+    )
     assert all((modules / name).read_bytes() == (beside / name).read_bytes() for name in names)
     example = tree / "usr/share/qgpu/examples/qgpu.yaml"
-    found = launch(tree, "usr/bin/qgpu", "plan", "--gres=qgpu:30", "--qos=online", "--config", str(example))
+    found = launch(
+        tree, "usr/bin/qgpu", "plan", "--gres=qgpu:30", "--qos=online", "--config", str(example)
+    )
     assert found.returncode == 0 and "share=30" in found.stdout, found.stdout + found.stderr
 
 
@@ -110,17 +124,24 @@ def test_only_the_lua_that_is_run_is_taken_from_lupas_wheel(tree: Path) -> None:
 def test_completion_scripts_offer_the_commands(tree: Path, python: Path) -> None:
     script = (tree / "usr/share/bash-completion/completions/qgpu").read_text()
     assert (
-        "_QGPU_COMPLETE=bash_complete" in script and "complete -o nosort -F _qgpu_completion qgpu" in script
+        "_QGPU_COMPLETE=bash_complete" in script
+        and "complete -o nosort -F _qgpu_completion qgpu" in script
     )
     assert (tree / "usr/share/zsh/site-functions/_qgpu").read_text().startswith("#compdef qgpu\n")
-    env = os.environ | {"_QGPU_COMPLETE": "bash_complete", "COMP_WORDS": "qgpu re", "COMP_CWORD": "1"}
+    env = os.environ | {
+        "_QGPU_COMPLETE": "bash_complete",
+        "COMP_WORDS": "qgpu re",
+        "COMP_CWORD": "1",
+    }
     told = launch(tree, "usr/bin/qgpu", env=env).stdout
     assert "plain,report" in told.split() and "plain,render" in told.split()
 
 
 def environment() -> object:
     """packaging/python/environment.py as a module."""
-    spec = importlib.util.spec_from_file_location("environment", ROOT / "packaging/python/environment.py")
+    spec = importlib.util.spec_from_file_location(
+        "environment", ROOT / "packaging/python/environment.py"
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -148,8 +169,15 @@ def test_a_wheel_that_leads_outside_or_differs_from_another_is_refused(tmp_path:
 
 
 def test_scripts_and_records_of_wheels_stay_out(tmp_path: Path) -> None:
-    members = {"m/__init__.py": "", "example.py": "", "m-1.data/scripts/x": "", "m-1.dist-info/RECORD": ""}
+    members = {
+        "m/__init__.py": "",
+        "example.py": "",
+        "m-1.data/scripts/x": "",
+        "m-1.dist-info/RECORD": "",
+    }
     members |= {"m-1.dist-info/licenses/LICENSE": "free", "m-1.dist-info/METADATA": "Name: m"}
     environment().unpack(wheel(tmp_path / "m-1.whl", **members), tmp_path / "site")  # type: ignore[attr-defined]
-    found = {str(p.relative_to(tmp_path / "site")) for p in (tmp_path / "site").rglob("*") if p.is_file()}
+    found = {
+        str(p.relative_to(tmp_path / "site")) for p in (tmp_path / "site").rglob("*") if p.is_file()
+    }
     assert found == {"m/__init__.py", "m-1.dist-info/licenses/LICENSE", "m-1.dist-info/METADATA"}

@@ -1,4 +1,6 @@
-"""`make install` is the truth: what lies where, with which modes, for any directories and component."""
+"""`make install` is the truth: what lies where, with which modes, for any directories and
+component.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,11 @@ FILES = {
 
 def files(tree: Path) -> set[str]:
     """All that is no directory."""
-    return {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_symlink() or path.is_file()}
+    return {
+        str(path.relative_to(tree))
+        for path in tree.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def test_each_component_has_its_files_and_no_file_is_in_two(tree: Path, tmp_path: Path) -> None:
@@ -105,8 +111,11 @@ def test_modes_are_those_of_programs_and_data_whatever_the_umask(tree: Path) -> 
 
 def test_no_file_tells_where_or_when_it_was_built(tree: Path) -> None:
     here = str(ROOT).encode()
-    # Programs may be older than the flag that keeps it out of them; test_packages.py looks at a clean build.
-    texts = [path for path in tree.rglob("*") if path.is_file() and path.read_bytes()[:4] != b"\x7fELF"]
+    # Programs may be older than the flag that keeps it out of them; test_packages.py looks at a
+    # clean build.
+    texts = [
+        path for path in tree.rglob("*") if path.is_file() and path.read_bytes()[:4] != b"\x7fELF"
+    ]
     assert not [path for path in texts if here in path.read_bytes()]
     for name in ("RECORD", "INSTALLER", "direct_url.json", "__pycache__"):
         assert not list(tree.rglob(name))
@@ -114,7 +123,12 @@ def test_no_file_tells_where_or_when_it_was_built(tree: Path) -> None:
 
 
 def test_other_directories_reach_units_launchers_and_defaults(tmp_path: Path) -> None:
-    words = {"PREFIX": "/opt/q", "LIBDIR": "/opt/q/lib64", "SYSCONFDIR": "/opt/etc", "RUNDIR": "/run/x/y"}
+    words = {
+        "PREFIX": "/opt/q",
+        "LIBDIR": "/opt/q/lib64",
+        "SYSCONFDIR": "/opt/etc",
+        "RUNDIR": "/run/x/y",
+    }
     words |= {"STATEDIR": "/srv/q", "UNITDIR": "/opt/units", "SLURM_CONFDIR": "/opt/slurm/etc"}
     words |= {"SLURM_PLUGINDIR": "/opt/slurm/lib"}
     make("install", f"DESTDIR={tmp_path}", *(f"{key}={value}" for key, value in words.items()))
@@ -130,7 +144,11 @@ def test_other_directories_reach_units_launchers_and_defaults(tmp_path: Path) ->
     units = "".join(path.read_text() for path in (tmp_path / "opt/units").iterdir())
     assert "ExecStart=/opt/q/sbin/qgpud --config /opt/etc/qgpu/qgpu.yaml" in units
     assert "RuntimeDirectory=x/y" in units and "ReadWritePaths=/srv/q" in units
-    texts = [*(tmp_path / "opt/units").iterdir(), tmp_path / "opt/q/bin/qgpu", tmp_path / "opt/q/sbin/qgpud"]
+    texts = [
+        *(tmp_path / "opt/units").iterdir(),
+        tmp_path / "opt/q/bin/qgpu",
+        tmp_path / "opt/q/sbin/qgpud",
+    ]
     for path in (*texts, tmp_path / "opt/q/lib/tmpfiles.d/qgpu.conf"):
         assert not re.search(
             r"@\w+@|/usr/(lib|libexec|sbin)/|/(run|var/lib)/qgpu\b(?!-sim)", path.read_text()
@@ -180,13 +198,19 @@ def test_the_simulator_and_its_unit_agree_on_the_directory(tree: Path) -> None:
 def test_of_the_simulator_in_python_only_the_engine_of_simulate_is_installed(tree: Path) -> None:
     site = tree / "usr/lib/qgpu/python/site-packages/simulator"
     found = {path.relative_to(site).as_posix() for path in site.rglob("*.py")}
-    assert found == {"__init__.py", "whatif/__init__.py", "whatif/simulate.py", "whatif/simtrace.py"}
+    assert found == {
+        "__init__.py",
+        "whatif/__init__.py",
+        "whatif/simulate.py",
+        "whatif/simtrace.py",
+    }
 
 
 def test_the_environment_is_the_same_when_it_is_made_again(tree: Path, tmp_path: Path) -> None:
     script = ROOT / "packaging/python/environment.py"
     subprocess.run(
-        [sys.executable, script, "site", ROOT / "build/wheels/site", ROOT, tmp_path / "site"], check=True
+        [sys.executable, script, "site", ROOT / "build/wheels/site", ROOT, tmp_path / "site"],
+        check=True,
     )
     installed = tree / "usr/lib/qgpu/python/site-packages"
     assert files(installed) - files(tmp_path / "site") == {"gres/install.json"}
@@ -195,7 +219,12 @@ def test_the_environment_is_the_same_when_it_is_made_again(tree: Path, tmp_path:
 
 
 def test_the_spec_lists_every_file_that_is_installed(tree: Path) -> None:
-    places = {"bindir": "usr/bin", "sbindir": "usr/sbin", "libdir": "usr/lib", "libexecdir": "usr/libexec"}
+    places = {
+        "bindir": "usr/bin",
+        "sbindir": "usr/sbin",
+        "libdir": "usr/lib",
+        "libexecdir": "usr/libexec",
+    }
     places |= {"datadir": "usr/share", "mandir": "usr/share/man", "sysconfdir": "etc"}
     places |= {"unitdir": "usr/lib/systemd/system", "tmpfilesdir": "usr/lib/tmpfiles.d"}
     spec = (ROOT / "packaging/rpm/qgpu.spec.in").read_text().partition("\n%files\n")[2]
@@ -204,8 +233,12 @@ def test_the_spec_lists_every_file_that_is_installed(tree: Path) -> None:
     spec = spec.replace("%{bashdir}", "usr/share/bash-completion/completions").replace(
         "@abi@", str(ABI_VERSION)
     )
-    spec = spec.replace("%{zshdir}", "usr/share/zsh/site-functions").replace("%config(noreplace) ", "")
-    patterns = [line.removesuffix(".gz") for line in spec.splitlines() if line.startswith(("usr/", "etc/"))]
+    spec = spec.replace("%{zshdir}", "usr/share/zsh/site-functions").replace(
+        "%config(noreplace) ", ""
+    )
+    patterns = [
+        line.removesuffix(".gz") for line in spec.splitlines() if line.startswith(("usr/", "etc/"))
+    ]
     patterns += ["usr/share/qgpu/lua/*.lua"]  # @lua_common@ and @lua_controller@ of install.mk
     missing = {
         name

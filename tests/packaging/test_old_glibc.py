@@ -1,4 +1,6 @@
-"""Programs of an old container run under the shims: a Debian 11 tree (glibc 2.31), with simulated cards."""
+"""Programs of an old container run under the shims: a Debian 11 tree (glibc 2.31), with
+simulated cards.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ BUILD = ROOT / "build"
 def tree() -> Path:
     """The tree of the oldest Debian on the mirrors."""
     made = subprocess.run(
-        [Path(__file__).with_name("old_tree.sh"), TREE, "bullseye", MIRROR], capture_output=True, text=True
+        [Path(__file__).with_name("old_tree.sh"), TREE, "bullseye", MIRROR],
+        capture_output=True,
+        text=True,
     )
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr
     return TREE
@@ -47,13 +51,33 @@ def node() -> Iterator[Chain]:
         chain.hook("epilog", 7)
 
 
-def inside(tree: Path, node: Chain, *command: str, stage: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a program in the tree, with the node's directory at its place there; `stage`: as a task of the job."""
+def inside(
+    tree: Path, node: Chain, *command: str, stage: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in the tree, with the node's directory at its place there; `stage`: as a
+    task of the job.
+    """
     place = str(node.directory)
-    script = f"mkdir -p {tree}{place}; mount --bind {place} {tree}{place}; mount --rbind /proc {tree}/proc; "
-    words = ["unshare", "-m", "bash", "-euc", f'{script} exec chroot {tree} "$@"', "inside", *command]
+    script = (
+        f"mkdir -p {tree}{place}; mount --bind {place} {tree}{place}; mount --rbind /proc "
+        f"{tree}/proc; "
+    )
+    words = [
+        "unshare",
+        "-m",
+        "bash",
+        "-euc",
+        f'{script} exec chroot {tree} "$@"',
+        "inside",
+        *command,
+    ]
     if stage:
-        spank = [str(node.opt / "test/spank_stage"), str(node.opt / "lib/qgpu_spank.so"), "remote", "7"]
+        spank = [
+            str(node.opt / "test/spank_stage"),
+            str(node.opt / "lib/qgpu_spank.so"),
+            "remote",
+            "7",
+        ]
         words = [*spank, "0", f"run_dir={place}/run", "--", *words]
     env = node.env(SLURMD_NODENAME="n1", PATH="/usr/bin:/bin:/usr/sbin:/sbin")
     return subprocess.run(words, env=env, cwd="/", capture_output=True, text=True, timeout=120)
@@ -61,7 +85,14 @@ def inside(tree: Path, node: Chain, *command: str, stage: bool = False) -> subpr
 
 def workload(node: Chain) -> list[str]:
     """A program that wants 4 GiB and then one kernel."""
-    return [str(node.opt / "bin/qgpu-workload"), "--alloc-past", "4GiB", "--requests", "1", "--json"]
+    return [
+        str(node.opt / "bin/qgpu-workload"),
+        "--alloc-past",
+        "4GiB",
+        "--requests",
+        "1",
+        "--json",
+    ]
 
 
 def test_the_tree_is_older_than_the_machine(tree: Path, node: Chain) -> None:
@@ -97,4 +128,5 @@ def test_python_opens_the_driver_through_the_shim_there(tree: Path, node: Chain)
         "print(c.cuInit(0), c.cuDeviceGetCount(ctypes.byref(n)), n.value)"
     )
     told = inside(tree, node, "python3", "-c", code, stage=True)
-    assert told.stdout == "0 0 2\n", told.stderr  # nothing hides the other card here: that is Slurm's part
+    # nothing hides the other card here: that is Slurm's part
+    assert told.stdout == "0 0 2\n", told.stderr

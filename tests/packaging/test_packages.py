@@ -1,4 +1,6 @@
-"""The packages as built: equal in each build, split without overlap, and kept in step with Slurm."""
+"""The packages as built: equal in each build, split without overlap, and kept in step with
+Slurm.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def slurm() -> str:
 
 def build(kind: str, source: Path) -> dict[str, Path]:
     """The packages of a kind that this tree makes, by name. Their linter has to pass."""
-    run = subprocess.run(["make", "-s", kind], cwd=source, capture_output=True, text=True, umask=0o027)
+    run = subprocess.run(
+        ["make", "-s", kind], cwd=source, capture_output=True, text=True, umask=0o027
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     found = sorted((source / "build/packages").glob(f"*.{kind}"))
     return {re.split(r"[_-]\d", path.name)[0]: path for path in found if ".src." not in path.name}
@@ -83,16 +87,22 @@ def test_each_file_is_in_one_package_and_tells_nothing_of_the_build(
         subprocess.run(["dpkg-deb", "-x", deb, tmp_path / deb.name], check=True)
     here = str(ROOT).encode()
     assert not [
-        p for p in tmp_path.rglob("*") if p.is_file() and not p.is_symlink() and here in p.read_bytes()
+        p
+        for p in tmp_path.rglob("*")
+        if p.is_file() and not p.is_symlink() and here in p.read_bytes()
     ]
 
 
 def test_configuration_files_are_only_ours(debs: dict[str, Path]) -> None:
     for name, deb in debs.items():
-        told = subprocess.run(["dpkg-deb", "-I", deb, "conffiles"], capture_output=True, text=True).stdout
+        told = subprocess.run(
+            ["dpkg-deb", "-I", deb, "conffiles"], capture_output=True, text=True
+        ).stdout
         expected = ["/etc/ld.so.conf.d/qgpu-simulator.conf"] if name == "qgpu-simulator" else []
         assert told.split() == expected
-        assert not [file for file in members(deb) if file.startswith("/etc/") and file not in expected]
+        assert not [
+            file for file in members(deb) if file.startswith("/etc/") and file not in expected
+        ]
 
 
 def test_an_update_of_slurm_cannot_leave_the_plugin_stale(debs: dict[str, Path]) -> None:
@@ -112,7 +122,9 @@ def test_no_package_depends_on_the_simulator(debs: dict[str, Path]) -> None:
     assert "libcuda1" in field(debs["qgpu-simulator"], "Conflicts")
 
 
-def test_the_environments_python_is_bounded_to_what_its_modules_serve(debs: dict[str, Path]) -> None:
+def test_the_environments_python_is_bounded_to_what_its_modules_serve(
+    debs: dict[str, Path],
+) -> None:
     depends = field(debs["qgpu"], "Depends")
     assert "python3 (>= 3.11)" in depends and "python3 (<< 3.14)" in depends
     tags = {tag for name in members(debs["qgpu"]) for tag in re.findall(r"\.cpython-(3\d+)-", name)}
@@ -130,7 +142,9 @@ def test_daemons_are_enabled_and_restarted_and_slurmd_is_left_alone(debs: dict[s
     # What is off at first is enabled again only where an admin had enabled it ("debian-installed").
     kept = set(re.findall(r"debian-installed '(.*?)'", timers))
     assert kept == {"qgpu-collect.timer", "qgpu-extend.timer"}
-    assert set(re.findall(r"deb-systemd-helper enable '(.*?)'", timers)) - kept == {"qgpu-guard.timer"}
+    assert set(re.findall(r"deb-systemd-helper enable '(.*?)'", timers)) - kept == {
+        "qgpu-guard.timer"
+    }
     assert re.findall(r"deb-systemd-invoke \S+ '(.*?)'", timers) == ["qgpu-guard.timer"]
 
 
@@ -142,7 +156,9 @@ def test_the_rpms_have_the_same_parts_in_the_places_of_el(
     assert "/usr/lib64/qgpu/qgpu_spank.so" in files["qgpu-slurm-plugins"]
     assert "/usr/lib64/qgpu/python/bin/python3" in files["qgpu"]
     for name in NAMES:
-        own = [each for each in members(debs[name]) if not re.search(r"/doc/|/lintian/|/zsh/", each)]
+        own = [
+            each for each in members(debs[name]) if not re.search(r"/doc/|/lintian/|/zsh/", each)
+        ]
         moved = {re.sub(r"^/usr/lib/qgpu", "/usr/lib64/qgpu", each) for each in own}
         assert moved <= set(files[name]), moved - set(files[name])
 
@@ -181,7 +197,9 @@ def test_everything_builds_as_an_ordinary_user(open_path: Path) -> None:
         (open_path / name).mkdir()
     make("dist")
     archive = ROOT / f"build/packages/qgpu-{VERSION}.tar.gz"
-    subprocess.run(["tar", "-xzf", archive, "-C", open_path / "src", "--strip-components=1"], check=True)
+    subprocess.run(
+        ["tar", "-xzf", archive, "-C", open_path / "src", "--strip-components=1"], check=True
+    )
     wheels = open_path / "src/build"
     wheels.mkdir()
     subprocess.run(["cp", "-a", ROOT / "build/wheels", wheels], check=True)

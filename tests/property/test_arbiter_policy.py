@@ -1,6 +1,8 @@
-"""The decision of the arbiter under arbitrary lives of tenants: what must never and what must always be.
+"""The decision of the arbiter under arbitrary lives of tenants: what must never and what must
+always be.
 
-The lives are those of `qgpu simulate`. Its sanitized build checks each decision (check_decisions.c).
+The lives are those of `qgpu simulate`. Its sanitized build checks each decision
+(check_decisions.c).
 """
 
 from __future__ import annotations
@@ -120,21 +122,31 @@ def test_all_the_time_that_was_used_is_charged(shares: list[int], job_class: str
 
 
 @examples(15)
-@given(st.lists(LIVES, min_size=1, max_size=3), st.lists(st.integers(25, 100), min_size=1, max_size=3))
+@given(
+    st.lists(LIVES, min_size=1, max_size=3), st.lists(st.integers(25, 100), min_size=1, max_size=3)
+)
 def test_every_closed_gate_opens_again(lives: list[dict[str, Any]], shares: list[int]) -> None:
     """Once online has left, each tenant that waits gets the card within a bounded time."""
-    online = [life | {"class": "online", "start": "0s", "stop": "100ms", "halted": []} for life in lives]
+    online = [
+        life | {"class": "online", "start": "0s", "stop": "100ms", "halted": []} for life in lives
+    ]
     result = run(online + [always_busy("offline", share, "1ms") for share in shares], 600)
-    # after 100 ms of online come idle_release, then rounds of up to three tenants with debts of a few slices
+    # after 100 ms of online come idle_release, then rounds of up to three tenants with debts of a
+    # few slices
     assert all(any(tenant.profile[10:]) for tenant in result.tenants[len(online) :])
 
 
 @examples(15)
 @given(st.lists(st.integers(5, 100), min_size=2, max_size=4), CLASSES, st.randoms())
-def test_service_converges_to_the_weights(shares: list[int], job_class: str, rng: random.Random) -> None:
-    """Busy tenants with kernels of different lengths: each gets its share of the time within 3 %."""
+def test_service_converges_to_the_weights(
+    shares: list[int], job_class: str, rng: random.Random
+) -> None:
+    """Busy tenants with kernels of different lengths: each gets its share of the time within 3
+    %.
+    """
     result = run(
-        [always_busy(job_class, share, rng.choice(["100us", "200us", "1ms"])) for share in shares], 1500
+        [always_busy(job_class, share, rng.choice(["100us", "200us", "1ms"])) for share in shares],
+        1500,
     )
     total = sum(parts(result))
     for part, share in zip(parts(result), shares, strict=True):
@@ -158,7 +170,9 @@ def test_overuse_is_debited() -> None:
 
 
 def test_the_next_quantum_waits_for_the_last_kernel(tmp_path: Path) -> None:
-    """Where the end of the former tenant's work cannot be predicted: its kernels differ in length."""
+    """Where the end of the former tenant's work cannot be predicted: its kernels differ in
+    length.
+    """
     lives = [always_busy("offline", 50, "1ms"), always_busy("offline", 50, "1ms")]
     lives[0]["kernel"], lives[1]["kernel"] = ["1ms", "900us"], ["700us", "600us"]
     simulate(traced(lives, 1000), timeline=tmp_path / "timeline.csv", program=CHECKED)
@@ -167,7 +181,9 @@ def test_the_next_quantum_waits_for_the_last_kernel(tmp_path: Path) -> None:
         for row in csv.DictReader(file):
             states[row["tenant"]] = row["state"]
             quanta += row["state"] == "run"
-            assert list(states.values()).count("run") <= 1, "it began while the former tenant still ran"
+            assert list(states.values()).count("run") <= 1, (
+                "it began while the former tenant still ran"
+            )
     assert quanta > 20
 
 
@@ -208,7 +224,9 @@ def test_recovery_keeps_offline_closed_and_ends() -> None:
 
 
 def test_a_tenant_that_never_drains_pays_for_it() -> None:
-    """It lies about unfinished work: the other one waits for the drain timeout at most, and keeps its half."""
+    """It lies about unfinished work: the other one waits for the drain timeout at most, and
+    keeps its half.
+    """
     card = Card((OFFLINE, 50), (OFFLINE, 50))
     card.want(0, 1)
     card[0].undrained = 1
@@ -232,7 +250,9 @@ def test_no_credit_or_debt_outlives_the_bound(start: int) -> None:
 
 
 def test_what_is_in_flight_is_always_bounded() -> None:
-    """A lone tenant too: a newcomer would have to wait for all that it has queued. Not where isolation is none."""
+    """A lone tenant too: a newcomer would have to wait for all that it has queued. Not where
+    isolation is none.
+    """
     card = Card((OFFLINE, 50), (OFFLINE, 50))
     card[1].live = card[1].granted = 0
     card.want(0)
@@ -246,7 +266,9 @@ def test_what_is_in_flight_is_always_bounded() -> None:
 @given(st.integers(1, 30), st.integers(0, 999_999))
 @examples(30)
 def test_release_never_comes_early(bursts: int, phase: int) -> None:
-    """Whenever it decides, offline waits idle_release from the end of online's last kernel at least."""
+    """Whenever it decides, offline waits idle_release from the end of online's last kernel at
+    least.
+    """
     card = Card((ONLINE, 50), (OFFLINE, 50))
     card.want(0)
     card.at(0)

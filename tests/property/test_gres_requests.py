@@ -1,4 +1,6 @@
-"""Any submission: what the rules of docs/specs/request.md make of it, the same in every Lua version."""
+"""Any submission: what the rules of docs/specs/request.md make of it, the same in every Lua
+version.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,22 @@ from slurm_plugin.submission import Submission
 
 MAX_FIELD_BYTES = 1024  # what slurmctld accepts in comment and extra
 
-# No NUL: Slurm's strings are C strings. Surrogates that encode no byte cannot come out of one either.
+# No NUL: Slurm's strings are C strings. Surrogates that encode no byte cannot come out of one
+# either.
 TEXT = st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",)), max_size=12)
-NAMES = ["qgpu", "qgpu", "qgpu", "qgpu_mem", "qgpu_mem", "gpu", "shard", "mps", "tmpdisk", "license/x", ""]
+NAMES = [
+    "qgpu",
+    "qgpu",
+    "qgpu",
+    "qgpu_mem",
+    "qgpu_mem",
+    "gpu",
+    "shard",
+    "mps",
+    "tmpdisk",
+    "license/x",
+    "",
+]
 NUMBER = st.one_of(
     st.integers(-3, 420).map(str),
     st.integers(0, 2**70).map(str),
@@ -30,10 +45,30 @@ SIZE = st.builds(
     lambda number, unit: f"{number}{unit}",
     st.one_of(st.integers(0, 200), st.integers(0, 2**66), st.integers(60_000_000, 70_000_000)),
     st.sampled_from(
-        ["", "K", "M", "M", "G", "G", "g", "GiB", "GB", "mb", "T", "P", "PB", "X", "Gib/s", "B", "iB"]
+        [
+            "",
+            "K",
+            "M",
+            "M",
+            "G",
+            "G",
+            "g",
+            "GiB",
+            "GB",
+            "mb",
+            "T",
+            "P",
+            "PB",
+            "X",
+            "Gib/s",
+            "B",
+            "iB",
+        ]
     ),
 )
-WORD = st.one_of(NUMBER, SIZE, st.sampled_from(["h200", "a100", "l4", "online", "offline", "H200", ""]), TEXT)
+WORD = st.one_of(
+    NUMBER, SIZE, st.sampled_from(["h200", "a100", "l4", "online", "offline", "H200", ""]), TEXT
+)
 PREFIX = st.sampled_from(["", "", "gres:", "gres/", "gres:gres:"])
 ENTRY = st.builds(
     lambda prefix, name, parts, sep: prefix + sep.join([name, *parts]),
@@ -45,7 +80,16 @@ ENTRY = st.builds(
 PLAIN = st.builds(lambda share, size: f"qgpu:{share},qgpu_mem:{size}", st.integers(0, 300), SIZE)
 TRES = st.one_of(PLAIN, st.lists(ENTRY, max_size=4).map(",".join))
 TAGGISH = st.sampled_from(
-    ["qgpu/1 whole", " qgpu/1 class=online share=9 mem=9", ";", "; ", "qgpu/", "text", "\t", "x" * 500]
+    [
+        "qgpu/1 whole",
+        " qgpu/1 class=online share=9 mem=9",
+        ";",
+        "; ",
+        "qgpu/",
+        "text",
+        "\t",
+        "x" * 500,
+    ]
 )
 FIELD = st.none() | st.lists(st.one_of(TAGGISH, TEXT), max_size=4).map("".join)
 QOS = st.sampled_from(
@@ -59,13 +103,17 @@ WILD = st.builds(
     extra=FIELD,
     partition=st.sampled_from([None, "", "gpu", "gpu2", "cpu", "cpu,gpu"]),
 )
-# Well-formed requests, of which many are accepted: memory and share reach every boundary of the clusters.
+# Well-formed requests, of which many are accepted: memory and share reach every boundary of the
+# clusters.
 MEM = st.one_of(
-    st.integers(60, 145_000), st.sampled_from([63, 64, 24576, 24577, 39936, 39937, 79872, 79873, 141312])
+    st.integers(60, 145_000),
+    st.sampled_from([63, 64, 24576, 24577, 39936, 39937, 79872, 79873, 141312]),
 )
 TAME = st.builds(
     lambda model, share, mem, rest, **fields: Submission(
-        gres=f"qgpu:{model}{share}" + (f",qgpu_mem:{mem}M" if mem else "") + rest, partition="gpu", **fields
+        gres=f"qgpu:{model}{share}" + (f",qgpu_mem:{mem}M" if mem else "") + rest,
+        partition="gpu",
+        **fields,
     ),
     model=st.sampled_from(["", "", "h200:"]),
     share=st.integers(1, 100),
@@ -149,7 +197,9 @@ MEANT = st.builds(
 
 @st.composite
 def spelled(draw: st.DrawFn) -> tuple[Meant, str]:
-    """A request and its text: prefixes, separators, zeros, the order of the entries, our cli_filter's mark."""
+    """A request and its text: prefixes, separators, zeros, the order of the entries, our
+    cli_filter's mark.
+    """
     meant = draw(MEANT)
     own = ["qgpu:" + meant.model_part + draw(st.sampled_from(["", "0", "00"])) + str(meant.share)]
     if meant.size:
@@ -211,8 +261,14 @@ def expected(meant: Meant, t: Tables) -> Outcome:
     if mem < t.min_mem:
         return Outcome(key="mem_default_low")
     booked = shards(meant.share, mem, usable, t.compute[job_class])
-    own = [f"qgpu:{job_class}:{meant.share}", f"shard:{meant.model_part}{booked}", f"qgpu_mem:{mem}M"]
-    return Outcome(gres=",".join([*own, *rest_of(meant)]), tag=str(Tag(job_class, meant.share, mem)))
+    own = [
+        f"qgpu:{job_class}:{meant.share}",
+        f"shard:{meant.model_part}{booked}",
+        f"qgpu_mem:{mem}M",
+    ]
+    return Outcome(
+        gres=",".join([*own, *rest_of(meant)]), tag=str(Tag(job_class, meant.share, mem))
+    )
 
 
 clusters = pytest.mark.parametrize("name", ["one", "mixed", "old"])
@@ -227,7 +283,9 @@ def test_a_well_formed_request_becomes_what_the_rules_say(
 ) -> None:
     meant, gres = asked
     found = outcome(Submission(gres=gres, qos=meant.qos, partition="gpu"), name, version)
-    assert replace(found, text=None, comment=None, extra=None) == expected(meant, tables(name)), gres
+    assert replace(found, text=None, comment=None, extra=None) == expected(meant, tables(name)), (
+        gres
+    )
 
 
 @pytest.mark.parametrize("multi_card", [False, True])
@@ -235,7 +293,9 @@ def test_a_well_formed_request_becomes_what_the_rules_say(
 @examples(300)
 @given(job=SEVERAL)
 def test_every_lua_version_says_the_same(name: str, multi_card: bool, job: Submission) -> None:
-    first, *others = (outcome(job, name, version, multi_card=multi_card) for version in LUA_VERSIONS)
+    first, *others = (
+        outcome(job, name, version, multi_card=multi_card) for version in LUA_VERSIONS
+    )
     assert [first] * len(others) == others
 
 
@@ -252,14 +312,18 @@ def foreign(gres: str) -> list[str]:
 @examples(400)
 @given(job=SUBMISSION)
 def test_what_is_accepted_is_within_the_limits_and_booked(name: str, job: Submission) -> None:
-    """Whatever a user writes: the promise is one that the cluster can keep, and what belongs to others stays."""
+    """Whatever a user writes: the promise is one that the cluster can keep, and what belongs to
+    others stays.
+    """
     found, t = outcome(job, name), tables(name)
     if found.gres is not None:
         assert foreign(found.gres) == foreign(job.gres or "")
     tag = parse_tag(found.tag or "")
     if tag is None or tag.job_class is None:
         return
-    own = re.match(r"qgpu:(\w+):(\d+),shard:(?:(\w+):)?(\d+),qgpu_mem:(\d+)M(,|$)", found.gres or "")
+    own = re.match(
+        r"qgpu:(\w+):(\d+),shard:(?:(\w+):)?(\d+),qgpu_mem:(\d+)M(,|$)", found.gres or ""
+    )
     assert own is not None
     assert (own[1], int(own[2]), int(own[5])) == (tag.job_class, tag.share, tag.mem)
     usable = t.models[own[3]].usable if own[3] else t.smallest
@@ -271,7 +335,9 @@ def test_what_is_accepted_is_within_the_limits_and_booked(name: str, job: Submis
 @examples(300)
 @given(job=SUBMISSION)
 def test_what_the_node_reads_is_what_was_decided(name: str, job: Submission) -> None:
-    """Whatever a user writes, a field that is a tag afterwards is ours, exact, and short enough for Slurm."""
+    """Whatever a user writes, a field that is a tag afterwards is ours, exact, and short enough
+    for Slurm.
+    """
     job = job if tables(name).has_extra else replace(job, extra=None)
     found = outcome(job, name)
     if found.key is not None:
@@ -297,7 +363,9 @@ def test_a_text_is_refused_where_it_would_not_fit_behind_the_tag(
 ) -> None:
     field = tables(name).tag_field
     job = Submission(
-        gres=f"qgpu:{share},qgpu_mem:2G", qos="online" if name != "mixed" else "prod", partition="gpu"
+        gres=f"qgpu:{share},qgpu_mem:2G",
+        qos="online" if name != "mixed" else "prod",
+        partition="gpu",
     )
     room = MAX_FIELD_BYTES - len(outcome(job, name).tag or "") - len("; ")
     text = letter * ((room + more) // len(letter.encode()))

@@ -46,7 +46,9 @@ def test_never_books_less_than_is_promised(
 
 @each
 @given(card_and_mem(), SHARE)
-def test_books_no_more_than_one_shard_too_many(shards: Shards, card: tuple[int, int], share: int) -> None:
+def test_books_no_more_than_one_shard_too_many(
+    shards: Shards, card: tuple[int, int], share: int
+) -> None:
     usable, mem = card
     assert Fraction(shards(share, mem, usable, False) - 1, CARD_SHARDS) < Fraction(mem, usable)
 
@@ -69,7 +71,9 @@ def test_a_share_with_its_default_memory_books_exactly_itself_or_less(
 def test_any_packing_of_a_hundred_shards_fits_the_card(
     shards: Shards, usable: int, data: st.DataObject
 ) -> None:
-    """Jobs are placed while shards are free, as Slurm does; then caps and shares never exceed the card."""
+    """Jobs are placed while shards are free, as Slurm does; then caps and shares never exceed
+    the card.
+    """
     free, mems, guaranteed = CARD_SHARDS, 0, 0
     jobs = st.tuples(SHARE, st.integers(1, usable), BOOL)
     for share, mem, compute in data.draw(st.lists(jobs, max_size=30)):
@@ -99,7 +103,9 @@ def test_more_never_books_less(
 def test_the_smallest_card_is_safe_on_every_larger_one(
     shards: Shards, small: int, large: int, share: int, compute: bool, data: st.DataObject
 ) -> None:
-    """An untyped request is booked for the smallest card; on a larger one its part is at least as large."""
+    """An untyped request is booked for the smallest card; on a larger one its part is at least
+    as large.
+    """
     assume(small <= large)
     mem = data.draw(st.integers(1, small))
     booked = shards(share, mem, small, compute)
@@ -112,4 +118,6 @@ def test_a_class_is_changed_by_the_rule_that_booked_it(
     version: str, card: tuple[int, int], share: int, compute: bool
 ) -> None:
     usable, mem = card
-    assert module(version)[1].shards(share, mem, usable, compute) == in_python(share, mem, usable, compute)
+    assert module(version)[1].shards(share, mem, usable, compute) == in_python(
+        share, mem, usable, compute
+    )

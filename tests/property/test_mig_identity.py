@@ -1,4 +1,6 @@
-"""MIG: from Slurm's index by capability files to the instance that NVML knows, for any numbering of the driver."""
+"""MIG: from Slurm's index by capability files to the instance that NVML knows, for any numbering
+of the driver.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ from gres.config.mig import (
 from gres.config.site import CardSpec, Node
 from gres.grant.identity import IdentityError, identify
 
-# Some instances of some cards, and the driver's numbers for them in any order: nothing may rely on its formula.
+# Some instances of some cards, and the driver's numbers for them in any order: nothing may rely on
+# its formula.
 PLACES = st.sets(
-    st.builds(Place, st.integers(0, 31), st.builds(Instance, st.integers(0, 14), st.integers(0, 7))),
+    st.builds(
+        Place, st.integers(0, 31), st.builds(Instance, st.integers(0, 14), st.integers(0, 7))
+    ),
     min_size=1,
     max_size=12,
 )
@@ -31,9 +36,14 @@ PLACES = st.sets(
 def driver(draw: st.DrawFn) -> tuple[dict[int, Capability], list[Place]]:
     places = sorted(draw(PLACES))
     found = {
-        Capability(p.minor, p.instance.gi, ci) for p in places if p.instance for ci in (None, p.instance.ci)
+        Capability(p.minor, p.instance.gi, ci)
+        for p in places
+        if p.instance
+        for ci in (None, p.instance.ci)
     }
-    numbers = draw(st.lists(st.integers(1, 10**6), min_size=len(found), max_size=len(found), unique=True))
+    numbers = draw(
+        st.lists(st.integers(1, 10**6), min_size=len(found), max_size=len(found), unique=True)
+    )
     return dict(zip(numbers, sorted(found, key=str), strict=True)), places
 
 

@@ -126,7 +126,9 @@ def test_who_waits_for_its_budget_keeps_its_credit() -> None:
 
 
 def test_the_card_does_not_stand_still_while_all_budgets_fill() -> None:
-    """Two waiting tenants both lack the budget of a quantum: the first with a millisecond of it begins."""
+    """Two waiting tenants both lack the budget of a quantum: the first with a millisecond of it
+    begins.
+    """
     card = Card((OFFLINE, 50), (OFFLINE, 50), policy=FIXED)
     card.want(0, 1)
     card.at(0)

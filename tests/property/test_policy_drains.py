@@ -1,4 +1,6 @@
-"""What is awaited behind a gate that closed: a launch that passed it just before, and work that was once cut off."""
+"""What is awaited behind a gate that closed: a launch that passed it just before, and work that
+was once cut off.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ import pytest
 from policy_card import Card, two
 
 from enforcer.wire import abi
-from simulator.policy_layout import DRAIN_TIMEOUT_MIN_NS, DRAIN_TIMEOUT_NS, MS, PAUSE_NS, TIMEOUT_HALVINGS
+from simulator.policy_layout import (
+    DRAIN_TIMEOUT_MIN_NS,
+    DRAIN_TIMEOUT_NS,
+    MS,
+    PAUSE_NS,
+    TIMEOUT_HALVINGS,
+)
 
 pytestmark = pytest.mark.native
 US = 1000
@@ -21,7 +29,9 @@ def at_work(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
 
 
 def leave_with_nothing(card: Card, first: int) -> None:
-    """Its last work ends, and so does its quantum a while later: the decision that closes its gate."""
+    """Its last work ends, and so does its quantum a while later: the decision that closes its
+    gate.
+    """
     card[first].runnable = card[first].undrained = 0
     card.at(0)
     card.now += PAUSE_NS
@@ -32,7 +42,9 @@ def leave_with_nothing(card: Card, first: int) -> None:
 def test_no_gate_opens_before_a_sample_after_the_closing(policy: int) -> None:
     card, first, other = at_work(policy)
     leave_with_nothing(card, first)
-    assert card.open() == [] and card.raw.resample, "a launch may have passed the gate since the last sample"
+    assert card.open() == [] and card.raw.resample, (
+        "a launch may have passed the gate since the last sample"
+    )
     card.raw.resample = 0
     card.lib.decide_once(card.now)
     assert card.open() == [other] and not card.raw.resample, "none did, and no time was lost"
@@ -60,7 +72,12 @@ def test_a_sample_after_the_closing_teaches_nothing_about_drains() -> None:
     card.raw.resample = 0
     card.now += 20 * US
     card.lib.decide_once(card.now)
-    assert card[first].short_drain_ns == card[first].mean_drain_ns == card[first].max_drain_ns == 800 * US
+    assert (
+        card[first].short_drain_ns
+        == card[first].mean_drain_ns
+        == card[first].max_drain_ns
+        == 800 * US
+    )
 
 
 def test_a_tenant_closed_with_work_needs_no_extra_sample() -> None:
@@ -100,8 +117,8 @@ def end_late(card: Card, first: int, other: int) -> None:
 
 
 def test_work_that_ended_after_all_is_no_lie() -> None:
-    """A kernel longer than any recent drain times out once. That two share the card makes it longer still: the
-    next one must not be cut off all the sooner for that.
+    """A kernel longer than any recent drain times out once. That two share the card makes it
+    longer still: the next one must not be cut off all the sooner for that.
     """
     card, first, other = at_work()
     card[first].max_drain_ns = 1 * MS
@@ -142,8 +159,8 @@ def drain(card: Card, first: int, took_ns: int) -> None:
 
 
 def test_a_long_kernel_is_remembered_longer_than_it_is_waited_for() -> None:
-    """Of work that takes now long and now short most drains are short; a limit must know all the same that one kernel
-    may take long, and after a second or two of short ones that none does.
+    """Of work that takes now long and now short most drains are short; a limit must know all the
+    same that one kernel may take long, and after a second or two of short ones that none does.
     """
     card, first, _ = at_work()
     drain(card, first, 10 * MS)
@@ -156,7 +173,9 @@ def test_a_long_kernel_is_remembered_longer_than_it_is_waited_for() -> None:
     assert card[first].max_drain_long_ns < 6 * MS
 
 
-@pytest.mark.parametrize(("longest_ns", "closes_ms"), [(10 * MS, (149.5, 149.9)), (1 * MS, (148, 148.4))])
+@pytest.mark.parametrize(
+    ("longest_ns", "closes_ms"), [(10 * MS, (149.5, 149.9)), (1 * MS, (148, 148.4))]
+)
 def test_who_has_long_kernels_may_use_nearly_all_of_its_second(
     longest_ns: int, closes_ms: tuple[float, float]
 ) -> None:

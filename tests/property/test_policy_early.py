@@ -1,4 +1,6 @@
-"""The next gate opens just before the predicted end of a drain, and no tenant pays for the time of another."""
+"""The next gate opens just before the predicted end of a drain, and no tenant pays for the time
+of another.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
 
 
-def leaving(*others: tuple[int, int], policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
-    """Two offline tenants always at work, and others; the first one's quantum has just ended, its work has not."""
+def leaving(
+    *others: tuple[int, int], policy: int = abi.POLICY_BURST_SHARE
+) -> tuple[Card, int, int]:
+    """Two offline tenants always at work, and others; the first one's quantum has just ended,
+    its work has not.
+    """
     card = Card((OFFLINE, 50), (OFFLINE, 50), *others, policy=policy)
     card.want(0, 1)
     card.at(0)
@@ -52,7 +58,9 @@ def test_its_gate_says_that_it_opened_early_for_all_of_that_quantum() -> None:
     card[first].undrained = 0
     for _ in range(3):
         card.at(LEAD_NS)
-        assert card.open() == [other] and card[other].gate & abi.GATE_EARLY, "a changed word costs a sample"
+        assert card.open() == [other] and card[other].gate & abi.GATE_EARLY, (
+            "a changed word costs a sample"
+        )
     card[other].runnable = card[other].undrained = 0
     while card.open() == [other]:
         card.at(1 * MS)
@@ -129,7 +137,9 @@ def test_who_foresaw_wrongly_is_believed_again_after_many_turns() -> None:
         leave_again(card, first)
         quanta += 1
         assert quanta <= MISSES_MAX
-    assert quanta > MISSES_MAX // 4, "one wrong prediction in so many quanta costs the others little"
+    assert quanta > MISSES_MAX // 4, (
+        "one wrong prediction in so many quanta costs the others little"
+    )
     predict(card, first, LEAD_NS)
     assert card.open() == [other]
     card.at(LEAD_NS + OVERLAP_NS)
@@ -149,7 +159,9 @@ def test_a_late_end_is_paid_for_by_both() -> None:
     assert card[other].service_ns - before[1] == pytest.approx(MS / 2, abs=1000)
 
 
-@pytest.mark.parametrize("policy", [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE, abi.POLICY_BEST_EFFORT])
+@pytest.mark.parametrize(
+    "policy", [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE, abi.POLICY_BEST_EFFORT]
+)
 def test_whatever_is_foreseen_one_gate_is_open_and_no_time_is_paid_for_twice(policy: int) -> None:
     for seed in range(20):
         rng = random.Random(seed)

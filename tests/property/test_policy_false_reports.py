@@ -32,12 +32,20 @@ DUTY = {
 KERNELS = st.sampled_from(["100us", "1ms", "3ms", "10ms"])
 HONEST = st.lists(st.tuples(st.integers(10, 90), KERNELS), min_size=2, max_size=4)
 LIAR = st.fixed_dictionaries(
-    {"share": st.integers(1, 100), "count": st.integers(1, 3), "lies": st.sampled_from(["busy", "idle"])}
+    {
+        "share": st.integers(1, 100),
+        "count": st.integers(1, 3),
+        "lies": st.sampled_from(["busy", "idle"]),
+    }
 )
 
 
 def everybody(
-    tenants: list[tuple[int, str]], policy: str, online: bool, liar: dict[str, Any] | None, seed: int = 1
+    tenants: list[tuple[int, str]],
+    policy: str,
+    online: bool,
+    liar: dict[str, Any] | None,
+    seed: int = 1,
 ) -> tuple[TenantResult, ...]:
     """What all got in 12 s."""
     all_ = [
@@ -60,7 +68,11 @@ def everybody(
 
 
 def honest(
-    tenants: list[tuple[int, str]], policy: str, online: bool, liar: dict[str, Any] | None, seed: int = 1
+    tenants: list[tuple[int, str]],
+    policy: str,
+    online: bool,
+    liar: dict[str, Any] | None,
+    seed: int = 1,
 ) -> list[TenantResult]:
     """What the honest ones got in 12 s."""
     return [t for t in everybody(tenants, policy, online, liar, seed) if t.name.startswith("h")]
@@ -72,12 +84,15 @@ def parts(got: list[TenantResult]) -> list[float]:
 
 
 @examples(40)
-@given(HONEST, LIAR, st.sampled_from(["burst-share", "best-effort"]), st.booleans(), st.integers(0, 99))
+@given(
+    HONEST, LIAR, st.sampled_from(["burst-share", "best-effort"]), st.booleans(), st.integers(0, 99)
+)
 def test_a_liar_does_not_move_the_shares_of_others(
     tenants: list[tuple[int, str]], liar: dict[str, Any], policy: str, online: bool, seed: int
 ) -> None:
-    """Within a point and a bit of those without it. The worst that is known, kernels of 100 us and of 1 ms with equal
-    shares beside three liars, lies at 0.88 to 1.08 by the seed."""
+    """Within a point and a bit of those without it. The worst that is known, kernels of 100 us
+    and of 1 ms with equal shares beside three liars, lies at 0.88 to 1.08 by the seed.
+    """
     without = honest(tenants, policy, online, None, seed)
     beside = honest(tenants, policy, online, liar, seed)
     assert parts(beside) == pytest.approx(parts(without), abs=1.25)
@@ -85,7 +100,9 @@ def test_a_liar_does_not_move_the_shares_of_others(
 
 @examples(20)
 @given(st.lists(KERNELS, min_size=2, max_size=3), LIAR, st.booleans())
-def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, Any], online: bool) -> None:
+def test_a_liar_does_not_move_fixed_shares(
+    kernels: list[str], liar: dict[str, Any], online: bool
+) -> None:
     """Nor does it lift a limit: time that it pretends to use is no discount for the others."""
     shares = (20, 40, 25)[: len(kernels)]
     tenants = list(zip(shares, kernels, strict=True))
@@ -120,7 +137,9 @@ def test_a_limit_is_kept_beside_a_liar_and_by_one_that_shows_work(
 
 @pytest.mark.parametrize("policy", ["burst-share", "best-effort", "fixed-share"])
 def test_the_worst_that_was_seen(policy: str) -> None:
-    """Online for half of each second, a liar with a share of 50: 31:69 in the place of 10:90, once."""
+    """Online for half of each second, a liar with a share of 50: 31:69 in the place of 10:90,
+    once.
+    """
     tenants = [(10, "10ms"), (90, "100us")]
     without = parts(honest(tenants, policy, True, None))
     beside = parts(honest(tenants, policy, True, {"share": 50, "lies": "busy"}))
@@ -136,7 +155,11 @@ def let_one_lie(card: Card, seconds: int, *, believed: bool) -> None:
             cls.opened_ns = card[i].used_from_ns = card.now
             for j in (0, 1):
                 card[j].gate = 0 if i == j else abi.GATE_CLOSED
-                card[j].runnable, card[j].undrained, card[j].was_undrained = 1, int(i == j), int(i == j)
+                card[j].runnable, card[j].undrained, card[j].was_undrained = (
+                    1,
+                    int(i == j),
+                    int(i == j),
+                )
             card[2].runnable, card[2].undrained, card[2].was_undrained = int(believed), 1, 1
             card[2].gate = abi.GATE_CLOSED
             card.raw.last_ns = cls.charged_until_ns = card.now
@@ -156,7 +179,9 @@ def test_credits_of_others_balance_beside_a_liar(believed: bool) -> None:
 
 
 def test_the_bound_moves_all_claims_alike() -> None:
-    """Debts that others worked off left credit behind. At the bound no tenant loses its place to another."""
+    """Debts that others worked off left credit behind. At the bound no tenant loses its place to
+    another.
+    """
     card = Card((OFFLINE, 10), (OFFLINE, 90))
     card.want(0, 1)
     card.at(0)

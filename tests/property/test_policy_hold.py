@@ -1,4 +1,6 @@
-"""Online's launches after the first one wait for the end of what offline has on the card, and for nothing else."""
+"""Online's launches after the first one wait for the end of what offline has on the card, and
+for nothing else.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def held(card: Card, tenant: int = 0) -> bool:
 
 def test_online_is_held_until_offline_has_drained() -> None:
     card = beside()
-    assert card[0].gate & abi.GATE_NOTIFY and held(card), "the shim must know before the arbiter does"
+    assert card[0].gate & abi.GATE_NOTIFY and held(card), (
+        "the shim must know before the arbiter does"
+    )
     assert not held(card, 1)
     comes(card)
     assert card[1].gate & abi.GATE_CLOSED
@@ -130,7 +134,9 @@ def test_offline_waits_for_online_also_without_a_release() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_hold_is_short_and_has_a_reason(seed: int) -> None:
-    """Whatever tenants do: held at work means offline on the card, a millisecond at most since online came."""
+    """Whatever tenants do: held at work means offline on the card, a millisecond at most since
+    online came.
+    """
     dice = random.Random(seed)
     card = Card(*((dice.choice((ONLINE, OFFLINE)), 10) for _ in range(6)))
     card.raw.idle_release_ns = dice.choice((0, 1, 5)) * MS
@@ -195,7 +201,9 @@ def test_a_hung_online_tenant_gets_no_quantum_among_its_peers_and_keeps_offline_
     card[1].runnable = 0
     for _ in range(200):
         card.at(5 * MS)
-        assert card[2].gate & abi.GATE_WHY_PREEMPTED, "its kernel is online's, however long it takes"
+        assert card[2].gate & abi.GATE_WHY_PREEMPTED, (
+            "its kernel is online's, however long it takes"
+        )
     card[0].hung = card[0].undrained = 0
     card.at(5 * MS)
     card.at(101 * MS)

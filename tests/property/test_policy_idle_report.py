@@ -1,4 +1,6 @@
-"""Since when online is idle: by its report or since the first sample without work; offline comes idle_release later."""
+"""Since when online is idle: by its report or since the first sample without work; offline comes
+idle_release later.
+"""
 
 from __future__ import annotations
 

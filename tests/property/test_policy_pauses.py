@@ -123,7 +123,9 @@ def test_a_tenant_that_passed_its_quantum_on_is_sampled_more_often() -> None:
 
 
 def test_work_with_a_predicted_end_is_sampled_when_it_may_have_ended() -> None:
-    """Each sample wakes a sleeping thread; but an end that was predicted too late is found soon all the same."""
+    """Each sample wakes a sleeping thread; but an end that was predicted too late is found soon
+    all the same.
+    """
     card, first, other = paused_once()
     card[first].inactive_since_ns = 0
     card.at(300 * US)
@@ -131,12 +133,16 @@ def test_work_with_a_predicted_end_is_sampled_when_it_may_have_ended() -> None:
         card[first].predicted_end_ns = card.now + ahead
         card.at(0)
         assert card.raw.due_ns == card.now + most
-        assert card.raw.wake_ns <= card.now + TICK_NS, "ticks find it, however far ahead it predicts"
+        assert card.raw.wake_ns <= card.now + TICK_NS, (
+            "ticks find it, however far ahead it predicts"
+        )
     assert rest_of_the_quantum(card, other, card.now) < PAUSE_NS + LATE_PAUSE_NS
 
 
 def test_an_end_that_was_foreseen_too_late_is_found_within_half_a_millisecond() -> None:
-    """Predicted ends err by a part of what is in flight, so samples come closer together towards them."""
+    """Predicted ends err by a part of what is in flight, so samples come closer together towards
+    them.
+    """
     card, first, _ = paused_once()
     card[first].inactive_since_ns = 0
     card[first].predicted_end_ns = end = card.now + 2 * MS
@@ -150,7 +156,9 @@ def test_an_end_that_was_foreseen_too_late_is_found_within_half_a_millisecond() 
     assert len(polls) <= 6, "each sample may wake a sleeping thread"
 
 
-def test_a_late_tenant_is_sampled_so_often_that_its_next_pause_takes_less_than_a_millisecond() -> None:
+def test_a_late_tenant_is_sampled_so_often_that_its_next_pause_takes_less_than_a_millisecond() -> (
+    None
+):
     card, first, other = two()
     card.use(first)
     rest_of_the_quantum(card, other, card.now)
@@ -169,7 +177,9 @@ def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
     while card.open() == [first]:
         card.at(card.raw.wake_ns - card.now)
     card.at(10 * US)
-    assert card.raw.wake_ns < card.now + REPORTED_POLL_NS, "no thread waits there, so none reports the end"
+    assert card.raw.wake_ns < card.now + REPORTED_POLL_NS, (
+        "no thread waits there, so none reports the end"
+    )
     card[first].at_gate = 1
     for _ in range(3):
         card.at(0)
@@ -178,7 +188,9 @@ def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
 
 
 def test_an_end_predicted_too_late_and_not_reported_is_charged() -> None:
-    """It reports a thread at its gate and a late end; its work ends before the poll that comes then."""
+    """It reports a thread at its gate and a late end; its work ends before the poll that comes
+    then.
+    """
     card, first, other = two()
     card[first].at_gate, card[first].predicted_end_ns = 1, card.now + DRAIN_TIMEOUT_NS
     card.use(first)
@@ -196,8 +208,9 @@ def test_an_end_predicted_too_late_and_not_reported_is_charged() -> None:
 
 
 def test_a_drain_longer_than_ever_times_out_soon() -> None:
-    """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is known. Under a limit
-    the next one would pay for a card that stands still: there the first one pays, for as long as any is awaited.
+    """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is
+    known. Under a limit the next one would pay for a card that stands still: there the first one
+    pays, for as long as any is awaited.
     """
     burst, fixed = abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE
     for policy, drain, most in (
@@ -230,7 +243,9 @@ def test_no_deep_queue_where_a_tenant_may_come_back() -> None:
 
 
 def test_quanta_are_passed_on_later_after_a_drain_timeout() -> None:
-    """Beside a liar each change of hands may cost a cut-off; a second after the last one it is as before."""
+    """Beside a liar each change of hands may cost a cut-off; a second after the last one it is
+    as before.
+    """
     card, first, other = two()
     card.raw.cls[1].last_timeout_ns = card.now
     card.use(first)

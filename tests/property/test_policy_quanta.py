@@ -8,13 +8,7 @@ import pytest
 from policy_card import SLICE, Card, two
 
 from enforcer.wire import abi
-from simulator.policy_layout import (
-    DEEP_QUANTUM_NS,
-    LONG_QUANTUM,
-    LONG_QUANTUM_MANY,
-    MS,
-    START_NS,
-)
+from simulator.policy_layout import DEEP_QUANTUM_NS, LONG_QUANTUM, LONG_QUANTUM_MANY, MS, START_NS
 
 pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
@@ -36,7 +30,9 @@ def test_a_quantum_is_opened_with_notify_and_charged_from_its_first_use() -> Non
 
 @pytest.mark.parametrize("policy", [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE])
 def test_who_stood_at_the_gate_need_not_ring_where_no_budget_ends(policy: int) -> None:
-    """It reports by itself when it went on, and the next tick finds that: one wake-up less for each quantum."""
+    """It reports by itself when it went on, and the next tick finds that: one wake-up less for
+    each quantum.
+    """
     card = Card((OFFLINE, 50), (OFFLINE, 50), policy=policy)
     card.want(0, 1)
     card[0].at_gate = card[1].at_gate = 1
@@ -91,7 +87,9 @@ def test_half_of_the_last_interval_is_charged() -> None:
 
 
 def test_who_rings_at_its_end_after_a_long_drain_pays_for_it() -> None:
-    """It rang when it came to the gate, and again when its last kernel ended: not halfway between the two."""
+    """It rang when it came to the gate, and again when its last kernel ended: not halfway
+    between the two.
+    """
     card, first, _ = two()
     card.use(first)
     card.at(SLICE)
@@ -140,7 +138,9 @@ def test_online_turns_are_always_short() -> None:
 
 
 def test_a_drain_is_polled_when_it_usually_ends() -> None:
-    """Not every 50 us: after some quanta with drains of 8 ms the first poll comes after most of that."""
+    """Not every 50 us: after some quanta with drains of 8 ms the first poll comes after most of
+    that.
+    """
     card, _, _ = two()
     polls = []
     for _ in range(60):
@@ -160,7 +160,9 @@ def test_a_drain_is_polled_when_it_usually_ends() -> None:
 
 @pytest.mark.parametrize("longest", [[100 * US, MS, 10 * MS], [10 * MS]])
 def test_short_drains_among_long_ones_are_not_slept_through(longest: list[int]) -> None:
-    """The rest of kernels of 0.1, 1 or 10 ms at random, or of 10 ms: found soon after its end, with few polls."""
+    """The rest of kernels of 0.1, 1 or 10 ms at random, or of 10 ms: found soon after its end,
+    with few polls.
+    """
     card, _, _ = two()
     draw, late, polls = random.Random(1), [], 0
     for _ in range(200):
@@ -211,7 +213,9 @@ def test_a_suspended_tenant_is_closed_as_preempted_and_its_quantum_goes_on() -> 
     card.use(first)
     card[first].suspended = 1
     card.at(100 * US)
-    assert card[first].gate & abi.GATE_WHY_PREEMPTED and card.open() == [], "the other waits for its drain"
+    assert card[first].gate & abi.GATE_WHY_PREEMPTED and card.open() == [], (
+        "the other waits for its drain"
+    )
     card[first].undrained = 0
     card.at(100 * US)
     assert card.open() == [other]
@@ -241,7 +245,9 @@ def test_a_drain_that_never_ends_times_out_and_is_still_charged() -> None:
 
 
 def test_a_short_pause_opens_no_second_gate() -> None:
-    """The current tenant is between two kernels at a sample, having last been seen at work more than 1 ms ago."""
+    """The current tenant is between two kernels at a sample, having last been seen at work more
+    than 1 ms ago.
+    """
     card, first, other = two()
     card.use(first)
     card.at(300 * US)
@@ -266,7 +272,9 @@ def test_ungoverned_opens_everything_and_governed_again_begins_afresh() -> None:
 
 
 def long_quantum(shares: tuple[int, ...], tail_ns: int) -> Card:
-    """Offline tenants that always use their quanta up, one of them at the beginning of its quantum."""
+    """Offline tenants that always use their quanta up, one of them at the beginning of its
+    quantum.
+    """
     card = Card(*((OFFLINE, share) for share in shares))
     card.want(*range(len(shares)))
     for i in range(len(shares)):
@@ -286,11 +294,14 @@ def deep_for(card: Card) -> int:
 
 
 def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_quantum_only() -> None:
-    """As long as more of the quantum is left than may be in flight; not near its end, where they would prolong it."""
+    """As long as more of the quantum is left than may be in flight; not near its end, where they
+    would prolong it.
+    """
     room = DEEP_QUANTUM_NS // MS
     card = long_quantum((90, 10), 10 * MS)
     current, ms, deep = card.current(), 0, []
-    card[current].deficit_ns = 90 * MS  # lasts 90 ms and more: 10 % of what it uses is due to it all the same
+    # lasts 90 ms and more: 10 % of what it uses is due to it all the same
+    card[current].deficit_ns = 90 * MS
     while card.open() == [current]:
         ms += 1
         if card[current].deep_window:
@@ -344,7 +355,9 @@ def test_a_newcomer_ends_the_deep_queue_at_once() -> None:
 
 
 def test_long_turns_are_shorter_for_small_shares_and_among_many() -> None:
-    """10 slices of two tenants, 7 of more; half of that for a tenant with less than a quarter of an equal part."""
+    """10 slices of two tenants, 7 of more; half of that for a tenant with less than a quarter of
+    an equal part.
+    """
 
     def length(shares: tuple[int, ...]) -> list[float]:
         card = long_quantum(shares, 0)

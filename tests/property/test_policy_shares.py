@@ -1,4 +1,5 @@
-"""Shares by the card's own clock: qgpu-simulate runs the decision against kernels, drains and late wake-ups.
+"""Shares by the card's own clock: qgpu-simulate runs the decision against kernels, drains and late
+wake-ups.
 
 The truth is what the model's card executed, never what the decision charged.
 """
@@ -38,7 +39,9 @@ def run(tenants: list[dict[str, Any]], duration: str = "12s", seed: int = 1, **c
         tenant.setdefault("kernel", "200us")
         tenant.setdefault("share", 50)
     return simulate(
-        Trace.model_validate({"duration": duration, "seed": seed, "cards": [card], "tenants": tenants})
+        Trace.model_validate(
+            {"duration": duration, "seed": seed, "cards": [card], "tenants": tenants}
+        )
     )
 
 
@@ -74,7 +77,9 @@ def errors(result: Result) -> list[float]:
 
 
 def worst_second(result: Result) -> float:
-    """The same over any window of 1 s; Σ busy of a window is that of the whole run within a percent."""
+    """The same over any window of 1 s; Σ busy of a window is that of the whole run within a
+    percent.
+    """
     rate = sum(t.busy_s for t in result.tenants) / result.duration_s
     worst = 0.0
     for t in result.tenants:
@@ -133,7 +138,9 @@ def test_burst_share_of_uneven_and_of_many_tenants(mix: str, kernels: str) -> No
 @pytest.mark.parametrize("kernels", ["1ms", "10ms", "at-random"])
 @pytest.mark.parametrize("mix", MIXES | MORE_MIXES)
 def test_fixed_share_of_a_card_that_is_all_given_away(mix: str, kernels: str, seed: int) -> None:
-    """What is lost is lost to somebody, but nobody falls far behind in any second while others overdraw theirs."""
+    """What is lost is lost to somebody, but nobody falls far behind in any second while others
+    overdraw theirs.
+    """
     shares = (MIXES | MORE_MIXES)[mix]
     result = backlogged(
         shares, KERNELS[kernels], "fixed-share", context_switch="50us", seed=seed, duration="30s"
@@ -149,11 +156,15 @@ def test_fixed_share_of_a_card_that_is_all_given_away(mix: str, kernels: str, se
 @examples(30)
 @given(
     st.integers(2, 100),
-    st.lists(st.sampled_from(["50us", "300us", "2ms", "10ms"]), min_size=1, max_size=3, unique=True),
+    st.lists(
+        st.sampled_from(["50us", "300us", "2ms", "10ms"]), min_size=1, max_size=3, unique=True
+    ),
     st.integers(0, 1000),
 )
 def test_a_fixed_share_is_kept_on_an_idle_card(share: int, kernels: list[str], seed: int) -> None:
-    """Alone and backlogged: N % within a point, of no second more than N % and one kernel, of no 10 s N + 1 %."""
+    """Alone and backlogged: N % within a point, of no second more than N % and one kernel, of no
+    10 s N + 1 %.
+    """
     (only,) = run(
         [{"share": share, "kernel": kernels}], "30s", seed, policy={"offline": "fixed-share"}
     ).tenants
@@ -170,12 +181,16 @@ REQUESTS = st.one_of(
         {"per_second": st.sampled_from([0.3, 5, 100, 300]), "kernels": st.integers(1, 200)}
     ),
 )
-HALTS = st.tuples(st.integers(0, 20_000), st.integers(1, 5000)).map(lambda t: [[f"{t[0]}ms", f"{sum(t)}ms"]])
+HALTS = st.tuples(st.integers(0, 20_000), st.integers(1, 5000)).map(
+    lambda t: [[f"{t[0]}ms", f"{sum(t)}ms"]]
+)
 ANYBODY = st.fixed_dictionaries(
     {
         "share": st.integers(2, 99),
         "kernel": st.lists(
-            st.sampled_from(["50us", "100us", "300us", "1ms", "2ms", "3ms", "4900us", "5ms", "10ms"]),
+            st.sampled_from(
+                ["50us", "100us", "300us", "1ms", "2ms", "3ms", "4900us", "5ms", "10ms"]
+            ),
             min_size=1,
             max_size=3,
             unique=True,
@@ -198,7 +213,9 @@ def test_a_fixed_share_is_kept_whatever_its_tenants_do(
 ) -> None:
     """Pauses, requests, stops, both classes, shares of less and of more than a card."""
     policy = {"online": "fixed-share", "offline": "fixed-share"}
-    result = run([dict(t) for t in tenants], "25s", seed, policy=policy, context_switch=switch, slice=slice_)
+    result = run(
+        [dict(t) for t in tenants], "25s", seed, policy=policy, context_switch=switch, slice=slice_
+    )
     for t, asked in zip(result.tenants, tenants, strict=True):
         keeps_its_limit(t, asked["kernel"])
 
@@ -206,8 +223,12 @@ def test_a_fixed_share_is_kept_whatever_its_tenants_do(
 @pytest.mark.parametrize("kernel", ["900us", "1ms", "4900us", "5ms"])
 @pytest.mark.parametrize("beside", [False, True])
 def test_kernels_that_end_right_before_each_sample_hide_nothing(kernel: str, beside: bool) -> None:
-    """Once 94.7 % of a second with a share of 54: each look of 5 ms found a kernel begun or ended, and counted half."""
-    tenants: list[dict[str, Any]] = [{"share": 54, "kernel": kernel, "pause": "300us", "class": "offline"}]
+    """Once 94.7 % of a second with a share of 54: each look of 5 ms found a kernel begun or
+    ended, and counted half.
+    """
+    tenants: list[dict[str, Any]] = [
+        {"share": 54, "kernel": kernel, "pause": "300us", "class": "offline"}
+    ]
     if beside:
         tenants.append({"share": 15, "kernel": "1ms", "load": {"every": "1s", "kernels": 70}})
     result = run(tenants, "30s", 178, policy={"offline": "fixed-share"}, context_switch="500us")
@@ -219,14 +240,18 @@ def test_kernels_that_end_right_before_each_sample_hide_nothing(kernel: str, bes
 
 @pytest.mark.parametrize("share", [10, 30, 60])
 def test_a_kernel_of_half_a_second_is_debited_in_full(share: int) -> None:
-    only = run([{"share": share, "kernel": "500ms"}], "120s", policy={"offline": "fixed-share"}).tenants[0]
+    only = run(
+        [{"share": share, "kernel": "500ms"}], "120s", policy={"offline": "fixed-share"}
+    ).tenants[0]
     assert only.max_10s_percent is not None
     assert abs(only.got_percent - share) <= 1.0
     assert only.max_10s_percent <= share + 1
 
 
 def test_who_stays_below_its_fixed_share_never_waits_for_a_budget() -> None:
-    tenants = [{"share": 30, "kernel": "1ms", "load": {"every": "100ms", "kernels": 12}} for _ in range(3)]
+    tenants = [
+        {"share": 30, "kernel": "1ms", "load": {"every": "100ms", "kernels": 12}} for _ in range(3)
+    ]
     for t in run(tenants, "20s", policy={"offline": "fixed-share"}).tenants:
         assert t.got_percent == pytest.approx(12, abs=0.2)
         assert t.p99_ms is not None and t.p99_ms < 40, "three take turns"
@@ -246,7 +271,8 @@ def test_fixed_shares_below_the_card_are_all_met() -> None:
 
 def test_best_effort_is_equal_between_tenants_not_processes() -> None:
     result = run(
-        [{"share": 10, "processes": 4}, {"share": 90, "kernel": "1ms"}], policy={"offline": "best-effort"}
+        [{"share": 10, "processes": 4}, {"share": 90, "kernel": "1ms"}],
+        policy={"offline": "best-effort"},
     )
     assert errors_equal(result.tenants) <= 1.0
 
@@ -257,9 +283,13 @@ def errors_equal(tenants: tuple[TenantResult, ...]) -> float:
 
 
 def test_each_class_has_a_policy_of_its_own() -> None:
-    """Online fixed at 20 % and backlogged: it never falls idle, so offline gets nothing, whatever its policy."""
+    """Online fixed at 20 % and backlogged: it never falls idle, so offline gets nothing,
+    whatever its policy.
+    """
     tenants = [{"class": "online", "share": 20}, {"share": 30}, {"share": 70}]
-    online, *offline = run(tenants, policy={"online": "fixed-share", "offline": "burst-share"}).tenants
+    online, *offline = run(
+        tenants, policy={"online": "fixed-share", "offline": "burst-share"}
+    ).tenants
     assert online.got_percent == pytest.approx(20, abs=1)
     assert [t.got_percent for t in offline] == [0, 0]
     tenants = [{"class": "online", "share": 20, "stop": "1s"}, {"share": 30}, {"share": 30}]
@@ -271,7 +301,9 @@ def test_each_class_has_a_policy_of_its_own() -> None:
 
 
 def test_idle_time_is_taken_and_given_back() -> None:
-    """burst-share: 30 % while the owner of 70 % sleeps is the whole card, and 30 % again when it wakes."""
+    """burst-share: 30 % while the owner of 70 % sleeps is the whole card, and 30 % again when it
+    wakes.
+    """
     sleeper = {"share": 70, "load": {"every": "4s", "busy": "2s"}}
     owner, taker = run([sleeper, {"share": 30}], "40s").tenants
     assert taker.max_1s_percent is not None and taker.min_1s_percent is not None
@@ -281,7 +313,9 @@ def test_idle_time_is_taken_and_given_back() -> None:
 
 
 def test_a_cpu_bound_tenant_gets_what_it_can_use() -> None:
-    """1 ms of work, 3 ms of its own: it would have 25 % of an empty card, and has more than 17 % beside a hog."""
+    """1 ms of work, 3 ms of its own: it would have 25 % of an empty card, and has more than 17 %
+    beside a hog.
+    """
     result = run([{"kernel": "1ms", "pause": "3ms"}, {"kernel": "200us"}])
     assert result.tenants[0].got_percent > 17
     assert sum(t.got_percent for t in result.tenants) > 90
@@ -300,8 +334,14 @@ def test_a_liar_gets_no_more_than_its_half(lie: str) -> None:
 
 
 def test_offline_is_at_zero_while_online_is_busy() -> None:
-    tenants = [{"class": "online", "load": {"every": "1s", "busy": "500ms"}}, {"share": 50}, {"share": 50}]
+    tenants = [
+        {"class": "online", "load": {"every": "1s", "busy": "500ms"}},
+        {"share": 50},
+        {"share": 50},
+    ]
     result = run(tenants, "20s", idle_release="100ms")
     online, *offline = result.tenants
     assert online.p99_ms is not None and online.p99_ms < 500 * 1.02
-    assert sum(t.got_percent for t in offline) == pytest.approx(40, abs=1), "all but 600 ms of each second"
+    assert sum(t.got_percent for t in offline) == pytest.approx(40, abs=1), (
+        "all but 600 ms of each second"
+    )

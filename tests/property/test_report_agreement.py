@@ -1,6 +1,8 @@
-"""200 random jobs: the report's totals are sacct's to the second, and the ledgers' to the nanosecond.
+"""200 random jobs: the report's totals are sacct's to the second, and the ledgers' to the
+nanosecond.
 
-The oracle works on sacct's text and on the lists the jobs were made from, with arithmetic of its own.
+The oracle works on sacct's text and on the lists the jobs were made from, with arithmetic of its
+own.
 """
 
 from __future__ import annotations
@@ -81,14 +83,30 @@ def line(job: Made) -> str:
     if job.cards:
         tres = f"billing=9,cpu=1,gres/gpu={job.cards},mem=1G"
     else:
-        tres = f"cpu=1,gres/qgpu:{job.qos}={job.share},gres/qgpu={job.share},gres/qgpu_mem=4G,gres/shard={job.share}"
+        tres = (
+            f"cpu=1,gres/qgpu:{job.qos}={job.share},gres/qgpu={job.share},"
+            f"gres/qgpu_mem=4G,gres/shard={job.share}"
+        )
     hours, rest = divmod(job.elapsed, 3600)
     clock = f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
     end = "Unknown" if job.state == "RUNNING" else str(job.begin + job.elapsed)
     return "|".join(
-        [str(job.number), str(job.number), job.user, job.state, clock, job.node, job.qos, "gpu", tres, job.account,
-         str(job.begin), end, "a|b"]
-    )  # fmt: skip
+        [
+            str(job.number),
+            str(job.number),
+            job.user,
+            job.state,
+            clock,
+            job.node,
+            job.qos,
+            "gpu",
+            tres,
+            job.account,
+            str(job.begin),
+            end,
+            "a|b",
+        ]
+    )
 
 
 def fill(ledger: Ledger, job: Made) -> None:
@@ -98,14 +116,17 @@ def fill(ledger: Ledger, job: Made) -> None:
     created = int((job.begin - job.prolog) * SECOND)
     kind = "online" if job.qos == "online" else "offline"
     ledger.open_grant(
-        Grant(job.number, 1000, 100, job.node, "active", kind, created, "", (card,), "/r", "/d", "/s")
+        Grant(
+            job.number, 1000, 100, job.node, "active", kind, created, "", (card,), "/r", "/d", "/s"
+        )
     )  # type: ignore[arg-type]
     total = 0
     for second, busy in enumerate(job.busy, 1):
         total += busy
         if second % 10 == 0 or second == len(job.busy):
             ledger.record(
-                [Sample(job.number, card.uuid, 1, 5, busy_ns=total, denied=1)], (job.begin + second) * SECOND
+                [Sample(job.number, card.uuid, 1, 5, busy_ns=total, denied=1)],
+                (job.begin + second) * SECOND,
             )
     if job.state != "RUNNING":
         ledger.end(job.number, "epilog", int((job.begin + job.elapsed + job.epilog) * SECOND))
@@ -163,8 +184,12 @@ def test_totals_are_those_of_sacct_and_of_the_ledgers(world, monkeypatch, by):
         busy = Fraction(sum(job.busy), SECOND) if job.busy is not None else Fraction()
         some = int(job.busy is not None)
         expected[getattr(job, by)] = [
-            old[0] + 1, old[1] + job.granted, old[2] + busy, old[3] + some, old[4] + some * job.granted
-        ]  # fmt: skip
+            old[0] + 1,
+            old[1] + job.granted,
+            old[2] + busy,
+            old[3] + some,
+            old[4] + some * job.granted,
+        ]
     found = {group["name"]: group for group in body["groups"]}  # type: ignore[union-attr, index]
     assert set(found) == set(expected) and len(expected) >= 2
     for name, (jobs, granted, used, measured, base) in expected.items():
@@ -186,7 +211,11 @@ def test_each_job_has_sacct_s_time_and_the_ledger_s_use(world, monkeypatch):
     assert len(reports) == JOBS
     for job in made:
         entry = reports[job.number]
-        assert (entry["elapsed_s"], entry["user"], entry["account"]) == (job.elapsed, job.user, job.account)
+        assert (entry["elapsed_s"], entry["user"], entry["account"]) == (
+            job.elapsed,
+            job.user,
+            job.account,
+        )
         if job.busy is None:
             assert entry["grants"] == []
             continue
@@ -195,13 +224,19 @@ def test_each_job_has_sacct_s_time_and_the_ledger_s_use(world, monkeypatch):
         assert grant["busy_s"] <= grant["granted_s"] + 1e-6
         if job.state != "RUNNING":
             # The grant stands from the Prolog to the Epilog, Slurm counts what lies between.
-            assert grant["granted_s"] == pytest.approx(job.prolog + job.elapsed + job.epilog, abs=1e-3)
+            assert grant["granted_s"] == pytest.approx(
+                job.prolog + job.elapsed + job.epilog, abs=1e-3
+            )
 
 
 @pytest.mark.parametrize("cut", [600, 1800, 3333, 5000])
 def test_windows_that_meet_add_up(world, monkeypatch, cut):
-    """Slurm cuts elapsed times at a window's edge; so do we with what was used, bucket by bucket."""
-    whole = ask(world, monkeypatch, "--since", stamp(START - 10), "--until", stamp(START + SPAN))["total"]
+    """Slurm cuts elapsed times at a window's edge; so do we with what was used, bucket by
+    bucket.
+    """
+    whole = ask(world, monkeypatch, "--since", stamp(START - 10), "--until", stamp(START + SPAN))[
+        "total"
+    ]
     parts = [
         ask(world, monkeypatch, "--since", stamp(a), "--until", stamp(b))["total"]
         for a, b in ((START - 10, START + cut), (START + cut, START + SPAN))

@@ -27,7 +27,9 @@ class G:
     job_id: int
 
 
-PIECES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=25)
+PIECES = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=25
+)
 
 
 def card(pieces: list[tuple[int, int, int]]) -> list[S]:
@@ -40,7 +42,11 @@ def card(pieces: list[tuple[int, int, int]]) -> list[S]:
 
 
 def executed(spans: list[S], pid: int, start: int, end: int) -> int:
-    return sum(1 for t in range(start, end) if any(s.pid == pid and s.t_start <= t < s.t_end for s in spans))
+    return sum(
+        1
+        for t in range(start, end)
+        if any(s.pid == pid and s.t_start <= t < s.t_end for s in spans)
+    )
 
 
 @given(PIECES, st.integers(0, 100), st.integers(0, 100))
@@ -104,7 +110,9 @@ def test_card_free_is_the_last_offline_nanosecond_in_the_burst(pieces, call, len
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 99), st.booleans(), st.integers(1, 3)), unique_by=lambda e: e[0], max_size=20
+        st.tuples(st.integers(1, 99), st.booleans(), st.integers(1, 3)),
+        unique_by=lambda e: e[0],
+        max_size=20,
     ),
     st.integers(1, 80),
     st.integers(1, 40),

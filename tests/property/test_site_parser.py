@@ -1,4 +1,6 @@
-"""The parser of Slurm's configuration: what is written comes back, nothing crashes it, and Slurm itself agrees."""
+"""The parser of Slurm's configuration: what is written comes back, nothing crashes it, and Slurm
+itself agrees.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from slurm_plugin.site.nodes import gres_lines, node_lines, partitions
 from slurm_plugin.site.plugstack import parse_plugstack
 from slurm_plugin.site.sources import Disk, Texts
 
-WORD = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"#\\'), min_size=1)
+WORD = st.text(
+    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"#\\'), min_size=1
+)
 QUOTED = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='"#\\'))
 KEY = st.sampled_from(["GresTypes", "SelectType", "Prolog", "ClusterName", "X.y_1"])
 SLURM = Path("/usr/lib/x86_64-linux-gnu/slurm-wlm/libslurmfull.so")
@@ -47,7 +51,9 @@ def written(draw: st.DrawFn) -> tuple[str, str, str]:
     return (
         key,
         value,
-        f'{before}{name}{sign}"{value}"{behind}\n' if quoted else f"{before}{name}{sign}{value}{behind}\n",
+        f'{before}{name}{sign}"{value}"{behind}\n'
+        if quoted
+        else f"{before}{name}{sign}{value}{behind}\n",
     )
 
 
@@ -55,7 +61,9 @@ def written(draw: st.DrawFn) -> tuple[str, str, str]:
 def test_what_is_written_comes_back_with_its_line(rows: list[tuple[str, str, str]]) -> None:
     conf = plain("".join(text for _, _, text in rows))
     assert conf.faults == ()
-    assert [(e.head.name, e.head.value) for e in conf.entries] == [(k.lower(), v) for k, v, _ in rows]
+    assert [(e.head.name, e.head.value) for e in conf.entries] == [
+        (k.lower(), v) for k, v, _ in rows
+    ]
     number = 1
     for entry, (_, _, text) in zip(conf.entries, rows, strict=True):
         assert entry.head.line == number
@@ -66,11 +74,31 @@ def test_what_is_written_comes_back_with_its_line(rows: list[tuple[str, str, str
 
 PIECES = st.lists(
     st.sampled_from(
-        [*'\\"# \t\n\r\0=,[]1-+a', "NodeName=", "n[1-2]", "Gres=", "DEFAULT", "PartitionName=p ", "include ", "/b",
-         "b", "%c", "*", "ClusterName=c\n", "Name=gpu ", "optional ", "required ", "\\\n", "A=1\n", "é", "\u2028"]
-    ) | st.text(max_size=4),
+        [
+            *'\\"# \t\n\r\0=,[]1-+a',
+            "NodeName=",
+            "n[1-2]",
+            "Gres=",
+            "DEFAULT",
+            "PartitionName=p ",
+            "include ",
+            "/b",
+            "b",
+            "%c",
+            "*",
+            "ClusterName=c\n",
+            "Name=gpu ",
+            "optional ",
+            "required ",
+            "\\\n",
+            "A=1\n",
+            "é",
+            "\u2028",
+        ]
+    )
+    | st.text(max_size=4),
     max_size=30,
-)  # fmt: skip
+)
 
 
 @given(PIECES, PIECES)
@@ -93,24 +121,55 @@ CONFIG = parse_config(
 )
 LINES = st.lists(
     st.sampled_from(
-        ["GresTypes=gpu", "grestypes=", 'TaskPlugin="x y"', "NodeName=n[1-3] Gres=gpu:h200:1,shard:x:y", "NodeName=n2",
-         "NodeName=DEFAULT Gres=gpu:99999999999999999999T", "PartitionName=p OverSubscribe=FORCE:x", "Prolog=*",
-         "Prolog=/a/*", "PrologFlags=,,X11,\x1b", "SelectTypeParameters=MULTIPLE_SHARING_GRES_PJ", "junk",
-         "include /e/qgpu/slurm.conf", "include qgpu_gres.conf", "AutoDetect=nvml", "NodeName=n1 AutoDetect=nvml",
-         "Name=gpu File=/dev/nvidia[0-", "NodeName=n[1-9] Name=shard Count=x File=/dev/nvidia0", "Name=gpu Count=1",
-         "ConstrainDevices=No", "optional /usr/lib/qgpu/qgpu_spank.so run_dir=", "PrologEpilogTimeout=1",
-         "NodeName=n[1-2] NodeName=n3", "SlurmctldParameters=enable_configless", "CliFilterPlugins=lua,lua"]
-    ) | st.text(max_size=20),
+        [
+            "GresTypes=gpu",
+            "grestypes=",
+            'TaskPlugin="x y"',
+            "NodeName=n[1-3] Gres=gpu:h200:1,shard:x:y",
+            "NodeName=n2",
+            "NodeName=DEFAULT Gres=gpu:99999999999999999999T",
+            "PartitionName=p OverSubscribe=FORCE:x",
+            "Prolog=*",
+            "Prolog=/a/*",
+            "PrologFlags=,,X11,\x1b",
+            "SelectTypeParameters=MULTIPLE_SHARING_GRES_PJ",
+            "junk",
+            "include /e/qgpu/slurm.conf",
+            "include qgpu_gres.conf",
+            "AutoDetect=nvml",
+            "NodeName=n1 AutoDetect=nvml",
+            "Name=gpu File=/dev/nvidia[0-",
+            "NodeName=n[1-9] Name=shard Count=x File=/dev/nvidia0",
+            "Name=gpu Count=1",
+            "ConstrainDevices=No",
+            "optional /usr/lib/qgpu/qgpu_spank.so run_dir=",
+            "PrologEpilogTimeout=1",
+            "NodeName=n[1-2] NodeName=n3",
+            "SlurmctldParameters=enable_configless",
+            "CliFilterPlugins=lua,lua",
+        ]
+    )
+    | st.text(max_size=20),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @settings(deadline=None)
 @given(LINES, LINES, LINES, LINES, st.sampled_from(["22.05", "24.11"]), st.booleans())
 def test_every_site_is_compared_and_every_sentence_is_printable(
-    slurm_lines: list[str], gres: list[str], cgroup: list[str], stack: list[str], version: str, flat: bool
+    slurm_lines: list[str],
+    gres: list[str],
+    cgroup: list[str],
+    stack: list[str],
+    version: str,
+    flat: bool,
 ) -> None:
-    names = {"slurm.conf": slurm_lines, "gres.conf": gres, "cgroup.conf": cgroup, "plugstack.conf": stack}
+    names = {
+        "slurm.conf": slurm_lines,
+        "gres.conf": gres,
+        "cgroup.conf": cgroup,
+        "plugstack.conf": stack,
+    }
     files = {f"/e/{name}": "\n".join([*lines, ""]) for name, lines in names.items()}
     files["/e/qgpu/slurm.conf"] = files["/e/qgpu_gres.conf"] = "GresTypes=gpu\n"
     site = read_site(Places("/e/slurm.conf", "/e/qgpu"), Texts(files), version)
@@ -143,8 +202,13 @@ class Slurm:
     def __init__(self) -> None:
         self.lib = ctypes.CDLL(str(SLURM), mode=os.RTLD_DEEPBIND)  # its error() is not libc's
         self.lib.s_p_hashtbl_create.restype = ctypes.c_void_p
-        self.lib.s_p_parse_file.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool,
-                                            ctypes.c_char_p]  # fmt: skip
+        self.lib.s_p_parse_file.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ctypes.c_bool,
+            ctypes.c_char_p,
+        ]
         self.lib.s_p_get_string.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         self.lib.s_p_hashtbl_destroy.argtypes = [ctypes.c_void_p]
 
@@ -177,26 +241,62 @@ def slurm() -> Iterator[Slurm]:
 
 BITS = st.lists(
     st.sampled_from(
-        ["A", "bB", "=", "=", "A=1", "Bb=", "a", "1", "x,y", '"', '"b c"', " ", "\t", "\n", "\n", "\r", "#", "\\",
-         "\\\n", "\\ \n", "\\#", "\\\\#", '\nA="b c"', 'bb="b"c', 'A="b #" d', "+", "*", "\v",
-         "ClusterName=XyZ\n", "\ninclude b.conf\n", "INCLUDE\t%c.conf\n",
-         " include b.conf\n", "include b.conf x", "\ninclude a*.conf\n"]
+        [
+            "A",
+            "bB",
+            "=",
+            "=",
+            "A=1",
+            "Bb=",
+            "a",
+            "1",
+            "x,y",
+            '"',
+            '"b c"',
+            " ",
+            "\t",
+            "\n",
+            "\n",
+            "\r",
+            "#",
+            "\\",
+            "\\\n",
+            "\\ \n",
+            "\\#",
+            "\\\\#",
+            '\nA="b c"',
+            'bb="b"c',
+            'A="b #" d',
+            "+",
+            "*",
+            "\v",
+            "ClusterName=XyZ\n",
+            "\ninclude b.conf\n",
+            "INCLUDE\t%c.conf\n",
+            " include b.conf\n",
+            "include b.conf x",
+            "\ninclude a*.conf\n",
+        ]
     ),
     min_size=1,
     max_size=14,
-)  # fmt: skip
+)
 
 
 @settings(examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BITS, st.sampled_from(["", "A=included\n", 'Bb="of b" # c\n', "A=1 x\n"]))
-def test_slurms_own_parser_agrees(slurm: Slurm, tmp_path: Path, bits: list[str], other: str) -> None:
-    text = "".join(bits).replace("a*", "a")  # 22.05 takes a star for a file's name and waits a minute for it
+def test_slurms_own_parser_agrees(
+    slurm: Slurm, tmp_path: Path, bits: list[str], other: str
+) -> None:
+    # 22.05 takes a star for a file's name and waits a minute for it
+    text = "".join(bits).replace("a*", "a")
     main = tmp_path / "slurm.conf"
     main.write_text(text)
     for name in ("b.conf", "xyz.conf", "a.conf"):
         (tmp_path / name).write_text(other)
     conf = parse(str(main), Disk(), "22.05")
-    # Slurm waits a minute for a file that is not there, and reads wild memory behind an include without an end.
+    # Slurm waits a minute for a file that is not there, and reads wild memory behind an include
+    # without an end.
     if any(
         re.match(r"includes|a newline must|'include\s*' is not", fault.text, re.IGNORECASE)
         for fault in conf.faults

@@ -1,5 +1,7 @@
-"""Descriptors of a FUSE file whose server never answers: each close() of one hangs until the server ends, and no signal
-helps. Others are served meanwhile, the arbiter can end, and the next one can start."""
+"""Descriptors of a FUSE file whose server never answers: each close() of one hangs until the
+server ends, and no signal helps. Others are served meanwhile, the arbiter can end, and the next
+one can start.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,11 @@ if ctypes.CDLL(None, use_errno=True).mount(b"silent", path.encode(), b"fuse", 6,
     sys.exit("no FUSE here")
 print("mounted", flush=True)
 INIT, GETATTR, SETATTR, OPEN, WRITE, RELEASE, FLUSH = 26, 3, 4, 14, 16, 18, 25
-attributes = struct.pack("<QII6Q10I", 3600, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o100666, 1, 0, 0, 0, 4096, 0)[:104]
+attributes = struct.pack("<QII6Q10I", 3600, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o100666, 1,
+                         0, 0, 0, 4096, 0)[:104]
 answers = {
-    INIT: struct.pack("<4I2H2I2H8I", 7, 31, 0, (1 << 16) * (mode == "write"), 16, 12, 4096, 1, 0, 0, *[0] * 8),
+    INIT: struct.pack("<4I2H2I2H8I", 7, 31, 0, (1 << 16) * (mode == "write"), 16, 12, 4096, 1,
+                      0, 0, *[0] * 8),
     GETATTR: attributes, SETATTR: attributes, OPEN: struct.pack("<QII", 1, 0, 0), RELEASE: b"",
 }
 while request := os.read(device, 1 << 20):
@@ -54,7 +58,8 @@ while request := os.read(device, 1 << 20):
     if opcode in (2, 36, 42, FLUSH if mode == "flush" else WRITE):
         continue  # no answer is wanted to the first three, and none is given to the last
     body = answers.get(opcode)
-    os.write(device, struct.pack("<IiQ", 16 + len(body or b""), 0 if body is not None else -38, unique) + (body or b""))
+    head = struct.pack("<IiQ", 16 + len(body or b""), 0 if body is not None else -38, unique)
+    os.write(device, head + (body or b""))
 """
 
 
@@ -115,7 +120,9 @@ def brokers() -> int:
 
 @pytest.fixture
 def open_path() -> Iterator[Path]:
-    """A directory that other users reach; the one of all tests is shut again by each run of pytest that begins."""
+    """A directory that other users reach; the one of all tests is shut again by each run of
+    pytest that begins.
+    """
     with tempfile.TemporaryDirectory() as name:
         let_others_in(Path(name))
         yield Path(name)
@@ -125,7 +132,10 @@ def open_path() -> Iterator[Path]:
 @pytest.mark.parametrize("whose", ["a stranger's", "a tenant's"])
 def test_descriptors_whose_close_never_ends(open_path: Path, whose: str, mode: str) -> None:
     with contextlib.ExitStack() as evil, silent_file(open_path, mode) as path:
-        with arbiter(open_path, "--log-level", "warning", binary=ARBITER_ASAN) as one, one.link() as link:
+        with (
+            arbiter(open_path, "--log-level", "warning", binary=ARBITER_ASAN) as one,
+            one.link() as link,
+        ):
             grants = [grant(1), *([of_user(2, EVIL)] if whose == "a tenant's" else [])]
             link.sync([settings()], grants)
             Tenant(one.run_dir, grant(1)).close()
@@ -140,7 +150,10 @@ def test_descriptors_whose_close_never_ends(open_path: Path, whose: str, mode: s
                 assert time.monotonic() - began < 20, (
                     "another user waits for the end of this one's descriptors"
                 )
-            wait_for(lambda: descriptors(one) <= before + 12, "none of what it sent is left with the arbiter")
+            wait_for(
+                lambda: descriptors(one) <= before + 12,
+                "none of what it sent is left with the arbiter",
+            )
             assert brokers() - brokers_before <= 2 + 16 + 2
         with arbiter(open_path) as following, following.link() as link:
             link.sync([settings()], grants)

@@ -1,4 +1,6 @@
-"""Hostile tenants against the sanitized arbiter: it must not crash, not spin, not keep others waiting."""
+"""Hostile tenants against the sanitized arbiter: it must not crash, not spin, not keep others
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,7 @@ import ctypes
 import mmap
 import os
 import random
-import resource
-import signal
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -25,11 +24,8 @@ from arbiter_support import (
     bpf_arrays,
     confined,
     connect,
-    exchange,
     grant,
-    held_by_family,
     register_message,
-    sealed,
     settings,
     tenant_stats,
     wait_for,
@@ -90,7 +86,10 @@ def test_garbage_on_the_public_socket(tmp_path: Path) -> None:
                         break
             if i % 100 == 0:
                 still_serves(one, 2)
-        wait_for(lambda: descriptors(one) <= before + 4, "descriptors of garbage connections are given back")
+        wait_for(
+            lambda: descriptors(one) <= before + 4,
+            "descriptors of garbage connections are given back",
+        )
         still_serves(one, 2)
 
 
@@ -156,7 +155,9 @@ def test_scribbling_over_the_job_page(tmp_path: Path) -> None:
 
 
 def test_doorbell_storm_delays_no_other_tenant(tmp_path: Path) -> None:
-    """Threads that ring without pause: the thread of the card stays mostly idle, online still preempts."""
+    """Threads that ring without pause: the thread of the card stays mostly idle, online still
+    preempts.
+    """
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [on, off])
@@ -187,7 +188,9 @@ def test_doorbell_storm_delays_no_other_tenant(tmp_path: Path) -> None:
 
 
 def test_blocking_doorbell_does_not_stop_the_arbiter(tmp_path: Path) -> None:
-    """A job clears O_NONBLOCK on the shared description and drains the counter: nobody else reads it."""
+    """A job clears O_NONBLOCK on the shared description and drains the counter: nobody else
+    reads it.
+    """
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path, binary=ARBITER_ASAN) as one, one.link() as link:
         link.sync([settings()], [on, off])
@@ -205,7 +208,9 @@ def punch(tenant: Tenant) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     keep_size, hole, collapse, zero, done = 1, 2, 8, 16, 0
     with contextlib.suppress(OSError):
-        tenant.job_map.madvise(mmap.MADV_REMOVE, 0, len(tenant.job_map) // mmap.PAGESIZE * mmap.PAGESIZE)
+        tenant.job_map.madvise(
+            mmap.MADV_REMOVE, 0, len(tenant.job_map) // mmap.PAGESIZE * mmap.PAGESIZE
+        )
         done += 1
     for mode in (hole | keep_size, collapse, zero, zero | keep_size):
         length = ctypes.c_int64(len(tenant.job_map))
@@ -218,8 +223,13 @@ def punch(tenant: Tenant) -> int:
 
 @pytest.mark.skipif(not bpf_arrays(), reason="the kernel makes no BPF arrays here")
 def test_no_job_can_take_memory_away_that_the_arbiter_reads(tmp_path: Path) -> None:
-    """A reader of a page with a hole waits for whoever punches it, and that one may be given no processor at all."""
-    with arbiter(tmp_path, *ARRAY, binary=ARBITER_ASAN, prefix=confined()) as one, one.link() as link:
+    """A reader of a page with a hole waits for whoever punches it, and that one may be given no
+    processor at all.
+    """
+    with (
+        arbiter(tmp_path, *ARRAY, binary=ARBITER_ASAN, prefix=confined()) as one,
+        one.link() as link,
+    ):
         link.sync([settings()], [grant(1), grant(2)])
         evil = Tenant(one.run_dir, grant(1))
         evil.begin()
@@ -230,8 +240,12 @@ def test_no_job_can_take_memory_away_that_the_arbiter_reads(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("options", [(), ARRAY], ids=["default", "refused"])
-def test_holes_in_a_job_page_that_is_a_file_only_delay(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """By default, and where the kernel refuses the arbiter a BPF array: it says so, and jobs run all the same."""
+def test_holes_in_a_job_page_that_is_a_file_only_delay(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """By default, and where the kernel refuses the arbiter a BPF array: it says so, and jobs run
+    all the same.
+    """
     none = ("setpriv", "--bounding-set=-bpf,-sys_admin")
     with arbiter(tmp_path, *options, binary=ARBITER_ASAN, prefix=none) as one, one.link() as link:
         link.sync([settings()], [grant(1), grant(2)])
@@ -242,156 +256,3 @@ def test_holes_in_a_job_page_that_is_a_file_only_delay(tmp_path: Path, options: 
         evil.ring()
         wait_for(lambda: not tenant_stats(link, 1).busy, "an empty page shows no work")
         still_serves(one, 2)
-
-
-def test_flood_of_connections_and_messages(tmp_path: Path) -> None:
-    with arbiter(tmp_path, "--log-level", "error", binary=ARBITER_ASAN) as one, one.link() as link:
-        link.sync([settings()], [grant(1), grant(2)])
-        held = []
-        for _ in range(300):
-            sock = connect(one.run_dir)
-            sock.setblocking(False)
-            held.append(sock)
-        wait_for(lambda: any(hung_up(sock) for sock in held), "one user's silent connections are bounded")
-        assert descriptors(one) < 700
-        for sock in held:
-            sock.close()
-        wait_for(lambda: registers(one, 2), "room again after the flood")
-        with connect(one.run_dir) as sock:
-            refused = 0
-            for _ in range(500):
-                try:
-                    answer, _ = exchange(sock, register_message(99))
-                    refused += answer.status != 0
-                except (OSError, abi.AbiError):
-                    break
-            else:
-                pytest.fail("500 messages at once were all answered")
-            assert refused >= 32
-        still_serves(one, 2)
-
-
-def hung_up(sock: socket.socket) -> bool:
-    """Did the arbiter close this connection?"""
-    try:
-        return sock.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionResetError:
-        return True
-
-
-def registers(one: Arbiter, job_id: int) -> bool:
-    """Can the job register just now?"""
-    proof = sealed(abi.pack_grant(grant(job_id)))
-    try:
-        with connect(one.run_dir) as sock:
-            answer, fds = exchange(sock, register_message(job_id), (proof,))
-    except (OSError, abi.AbiError):
-        return False
-    finally:
-        os.close(proof)
-    for fd in fds:
-        os.close(fd)
-    return answer.status == 0
-
-
-def test_a_reader_that_never_reads_is_dropped(tmp_path: Path) -> None:
-    with arbiter(tmp_path, "--log-level", "error", binary=ARBITER_ASAN) as one, one.link() as link:
-        link.sync([settings()], [grant(1), grant(2)])
-        with connect(one.run_dir) as sock:
-            sock.setblocking(False)
-            for _ in range(2000):
-                try:
-                    sock.send(register_message(1))
-                except OSError:
-                    break
-            still_serves(one, 2)
-
-
-@pytest.mark.parametrize("spare", [20, 21], ids=["in accept", "after it"])
-def test_running_out_of_descriptors_neither_spins_nor_hangs(tmp_path: Path, spare: int) -> None:
-    with arbiter(tmp_path, "--log-level", "error") as one, one.link() as link:
-        link.sync([settings()], [grant(1), grant(2)])
-        limit = descriptors(one) + spare
-        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
-        held = [connect(one.run_dir) for _ in range(40)]
-        for sock in held:
-            sock.setblocking(False)
-        wait_for(
-            lambda: sum(hung_up(sock) for sock in held) >= 25, "callers beyond the limit are hung up on", 3
-        )
-        used = cpu_seconds(one)
-        time.sleep(0.5)
-        assert cpu_seconds(one) - used < 0.2, "it spins on the callers that it cannot accept"
-        for sock in held:
-            sock.close()
-        wait_for(lambda: registers(one, 2), "service goes on")
-
-
-def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
-    with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings()], [grant(1)])
-        for _ in range(6):
-            with connect(one.run_dir) as sock:
-                for _ in range(60):
-                    assert exchange(sock, register_message(9))[0].status != 0
-        time.sleep(1.1)
-        with connect(one.run_dir) as sock:
-            exchange(sock, register_message(9))
-        lines = one.log.read_text().splitlines()
-    assert 20 <= sum("not registered" in line for line in lines) <= 100
-    assert any("more refusals were not logged" in line for line in lines)
-
-
-def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:
-    """A TCP connection whose close() waits: it has unsent data and a peer that does not read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
-        peer, _ = server.accept()
-    client.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            client.send(b"x" * 65536)
-    return client, peer
-
-
-@pytest.mark.parametrize("how", ["one", "too many", "hung up", "hung up before accept"])
-def test_descriptors_whose_close_waits_delay_no_other(tmp_path: Path, how: str) -> None:
-    """The last close() of what a user sent waits as long as he likes; others must not wait with it."""
-    with (
-        arbiter(tmp_path, "--log-level", "error", binary=ARBITER_ASAN) as one,
-        one.link() as link,
-        contextlib.ExitStack() as kept,
-    ):
-        link.sync([settings()], [grant(1), grant(2)])
-        before, numbers = descriptors(one), list[int]()
-        for _ in range(3):
-            pairs = [lingering(60) for _ in range(9 if how == "too many" else 1)]
-            numbers += [os.fstat(mine.fileno()).st_ino for mine, _ in pairs]
-            fds = array.array("i", [mine.fileno() for mine, _ in pairs])
-            sock = connect(one.run_dir)
-            if how == "hung up":
-                still_serves(one, 2)  # so it is accepted
-            os.kill(one.process.pid, signal.SIGSTOP)  # else we might be the last to close them, and wait
-            if how.endswith("before accept"):
-                sock.close()
-                sock = connect(one.run_dir)
-            sock.sendmsg([register_message(99)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-            for mine, peer in pairs:
-                mine.close()
-                kept.enter_context(peer)
-            if how.startswith("hung up"):
-                sock.close()
-            kept.enter_context(sock)
-            os.kill(one.process.pid, signal.SIGCONT)
-            began = time.monotonic()
-            still_serves(one, 2)
-            assert time.monotonic() - began < 20, "another job waited for the end of this one's descriptors"
-        sent = {f"socket:[{number}]" for number in numbers}
-        wait_for(lambda: not sent & held_by_family(one), "what was sent is closed, linger or not", 3)
-        few = "three connections, and what tells of this user's brokers, are left"
-        wait_for(
-            lambda: descriptors(one) <= before + 9, few, 3
-        )  # the last caller's are closed a moment after his answer

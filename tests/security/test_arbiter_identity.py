@@ -34,16 +34,22 @@ if uid:
 answer, fds = exchange(connect(Path(sys.argv[1])), register_message(job), proof)
 print(answer.status, answer.message.decode())
 """
-STEP = "import subprocess, sys; subprocess.run(['python', '-c', *sys.argv[2:]], executable=sys.argv[1])"
+STEP = (
+    "import subprocess, sys; subprocess.run(['python', '-c', *sys.argv[2:]], "
+    "executable=sys.argv[1])"
+)
 
 
 def ask(
     one: Arbiter, job: int, step: str = "", proof_of: int = 0, cgroup: str = "", uid: int = 0
 ) -> tuple[int, str]:
-    """Register a new process for `job`: below a process called `step`, with a grant of a job, in a cgroup."""
+    """Register a new process for `job`: below a process called `step`, with a grant of a job, in
+    a cgroup.
+    """
     args = [CHILD, str(one.run_dir), str(job), str(proof_of), str(uid), cgroup]
     command = [step or sys.executable, "-c", STEP, sys.executable, *args]
-    # Under another argv[0] Python does not find its virtual environment, so the packages are named as well.
+    # Under another argv[0] Python does not find its virtual environment, so the packages are named
+    # as well.
     env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}:{sysconfig.get_path('purelib')}"}
     done = subprocess.run(
         command, executable=sys.executable, env=env, capture_output=True, text=True, timeout=60
@@ -81,7 +87,8 @@ def test_other_names_prove_nothing(node: Arbiter, name: str) -> None:
 
 def test_own_name_proves_nothing(node: Arbiter) -> None:
     """Only ancestors count: a process may call itself what it likes."""
-    # Under another argv[0] Python does not find its virtual environment, so the packages are named as well.
+    # Under another argv[0] Python does not find its virtual environment, so the packages are named
+    # as well.
     env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}:{sysconfig.get_path('purelib')}"}
     command = ["slurmstepd: [55.batch]", "-c", CHILD, str(node.run_dir), "55", "0", "0", ""]
     done = subprocess.run(
@@ -150,7 +157,9 @@ def test_a_descendant_of_the_program_with_the_grant_needs_no_descriptor(node):
     _program(node, 55, json.dumps({"pid": me, "start": _start_of(me)}))
     assert ask(node, 55) == (0, "")
     status, why = ask(node, 56)
-    assert status == errno.EPERM and "it sent no grant" in why, "the same process is nobody of another job"
+    assert status == errno.EPERM and "it sent no grant" in why, (
+        "the same process is nobody of another job"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Tricks of tenants, each of which once worked: full doorbells, numbers of the dead, counters that alternate."""
+"""Tricks of tenants, each of which once worked: full doorbells, numbers of the dead, counters
+that alternate.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ from enforcer.wire import abi
 pytestmark = pytest.mark.native
 NATIVE = Path(__file__).resolve().parents[1] / "support/node"
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
-# As many as there are slots, and one more, whose child keeps the connection for longer than it lives.
+# As many as there are slots, and one more, whose child keeps the connection for longer than it
+# lives.
 CROWD = """
 import os, sys
 sys.path.insert(0, {native!r})
@@ -85,14 +88,18 @@ def test_one_process_too_many_whose_child_keeps_the_connection(tmp_path: Path) -
             Tenant(one.run_dir, grant(2)).close()
             used = cpu_seconds(one)
             time.sleep(0.5)
-            assert cpu_seconds(one) - used < 0.25, "it spins on the end of a process that it does not know"
+            assert cpu_seconds(one) - used < 0.25, (
+                "it spins on the end of a process that it does not know"
+            )
             Tenant(one.run_dir, grant(2)).close()
             crowd.stdin.write("\n")
 
 
 @contextlib.contextmanager
 def working(tenant: Tenant) -> Iterator[None]:
-    """It says that it works, and then it does: a marker that the card has not reached, and no ring."""
+    """It says that it works, and then it does: a marker that the card has not reached, and no
+    ring.
+    """
     tenant.slot.launches += 1
     tenant.slot.fences[0].submitted = 1
     yield
@@ -146,7 +153,8 @@ def test_markers_of_a_former_program_end_with_it_in_any_order(tmp_path: Path) ->
             answer, _ = exchange(new, register_message(77))  # it is accepted
             assert answer.status == errno.EPERM
             one.process.send_signal(signal.SIGSTOP)
-            new.send(register_message(1))  # proven by whose child it is: it need not wait for a broker
+            # proven by whose child it is: it need not wait for a broker
+            new.send(register_message(1))
             old.sock.close()
             one.process.send_signal(signal.SIGCONT)
             data, control, _, _ = new.recvmsg(4096, socket.CMSG_SPACE(16))
@@ -170,8 +178,12 @@ def fork_with_number(pid: int) -> int:
     pytest.skip("this machine gives numbers away too fast")
 
 
-@pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="needs to choose the number of a process")
-def test_connection_of_a_dead_process_does_not_join_a_later_one_with_its_pid(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not os.access(LAST_PID, os.W_OK), reason="needs to choose the number of a process"
+)
+def test_connection_of_a_dead_process_does_not_join_a_later_one_with_its_pid(
+    tmp_path: Path,
+) -> None:
     both = grant(1, "offline", 50, 1 << 30, CARD, CARD2)
     with arbiter(tmp_path, binary=ARBITER_ASAN) as one, one.link() as link:
         link.sync([settings(CARD), settings(CARD2)], [both])

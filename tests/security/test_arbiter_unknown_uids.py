@@ -1,4 +1,6 @@
-"""Who may fill the arbiter's socket: uids without a grant share a small pool, users with one share the rest fairly."""
+"""Who may fill the arbiter's socket: uids without a grant share a small pool, users with one
+share the rest fairly.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def hung_up(sock: socket.socket) -> bool:
 
 
 def flood(run_dir: Path, most: int = 256) -> Callable[[Say], object]:
-    """Holds what it gets, and asks each second over all of it; says something when it had time to take its places."""
+    """Holds what it gets, and asks each second over all of it; says something when it had time
+    to take its places.
+    """
 
     def run(say: Say) -> None:
         held: list[socket.socket] = []
@@ -162,7 +166,9 @@ def connected(run_dir: Path) -> socket.socket:
 
 
 def starting(run_dir: Path, job_id: int, proof: int, seconds: float) -> Callable[[Say], object]:
-    """One program after the other registers; says how long the slowest took, and how many they were."""
+    """One program after the other registers; says how long the slowest took, and how many they
+    were.
+    """
 
     def run(say: Say) -> None:
         took = []
@@ -214,21 +220,27 @@ def test_uids_without_a_grant_that_ask_for_ever_keep_no_granted_program_out(tmp_
                 assert status and "grant on" in sentence, "who has none hears it"
                 slowest, count = programs.said()
                 assert slowest < 4 and count > 10, "each program registers at once, all the time"
-            assert descriptors(one) < 2 * 256 + 200, "what strangers hold does not grow with their number"
+            assert descriptors(one) < 2 * 256 + 200, (
+                "what strangers hold does not grow with their number"
+            )
     os.close(proof)
 
 
 def waiting(run_dir: Path, proof: int) -> Callable[[Say], object]:
-    """As the shim does: asks each 100 ms over one connection until the answer is clear, and anew where that ends.
+    """As the shim does: asks each 100 ms over one connection until the answer is clear, and anew
+    where that ends.
 
-    Says first when it is told to ask again, then how often its connection ended after that, and the status.
+    Says first when it is told to ask again, then how often its connection ended after that, and the
+    status.
     """
 
     def run(say: Say) -> None:
         heard, ends = False, 0
         while True:
             with contextlib.suppress(OSError, abi.AbiError), connect(run_dir) as sock:
-                while (answer := exchange(sock, register_message(2), (proof,))[0]).status == errno.EAGAIN:
+                while (
+                    answer := exchange(sock, register_message(2), (proof,))[0]
+                ).status == errno.EAGAIN:
                     if not heard:
                         say("told to ask again")
                     heard = True
@@ -258,8 +270,12 @@ def test_before_the_first_list_a_grant_of_root_identifies_a_grantee(tmp_path: Pa
     os.close(proof)
 
 
-def test_a_whole_node_of_programs_waits_for_the_list_without_losing_a_connection(tmp_path: Path) -> None:
-    """Also those that show no grant: nobody can tell them from strangers yet, and there are none."""
+def test_a_whole_node_of_programs_waits_for_the_list_without_losing_a_connection(
+    tmp_path: Path,
+) -> None:
+    """Also those that show no grant: nobody can tell them from strangers yet, and there are
+    none.
+    """
     of = of_user(2)
     with arbiter(tmp_path, "--log-level", "error") as one, one.link() as link:
         let_others_in(tmp_path)
@@ -274,18 +290,25 @@ def test_a_whole_node_of_programs_waits_for_the_list_without_losing_a_connection
                     "those who were told to ask again keep their places"
                 )
             link.sync([settings()], [of])
-            wait_for(lambda: descriptors(one) < 2 * 256 + 200, "then those without a grant are told apart")
+            wait_for(
+                lambda: descriptors(one) < 2 * 256 + 200,
+                "then those without a grant are told apart",
+            )
 
 
 def test_a_connection_does_not_outlive_the_process_that_registered_over_it(tmp_path: Path) -> None:
-    """A child may hold it: then one slot after the other would be given up, and each leave a connection behind."""
+    """A child may hold it: then one slot after the other would be given up, and each leave a
+    connection behind.
+    """
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     proof = sealed(abi.pack_grant(of_user(2)))
 
     def run(say: Say) -> None:
         sock = connect(one.run_dir)
         assert exchange(sock, register_message(2), (proof,))[0].status == 0
-        theirs.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sock.fileno()]))])
+        theirs.sendmsg(
+            [b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sock.fileno()]))]
+        )
 
     with arbiter(tmp_path) as one, one.link() as link, mine, theirs:
         let_others_in(tmp_path)
@@ -299,7 +322,9 @@ def test_a_connection_does_not_outlive_the_process_that_registered_over_it(tmp_p
 
 
 def hogs(run_dir: Path, job_id: int, proof: int) -> Callable[[Say], object]:
-    """64 processes of one user, each registered on 16 cards over as many connections: 1024 if he got all."""
+    """64 processes of one user, each registered on 16 cards over as many connections: 1024 if he
+    got all.
+    """
 
     def run(say: Say) -> None:
         for _ in range(64):
@@ -342,7 +367,9 @@ def test_unknown_uids_share_one_budget_of_questions(tmp_path: Path) -> None:
     def run(say: Say) -> None:
         socks = [connect(one.run_dir) for _ in range(32)]
         sentences = {
-            exchange(sock, register_message(REFUSED))[0].message for sock in socks for _ in range(45)
+            exchange(sock, register_message(REFUSED))[0].message
+            for sock in socks
+            for _ in range(45)
         }
         say(sorted(each.decode() for each in sentences))
 

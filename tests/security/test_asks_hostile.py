@@ -46,7 +46,8 @@ def node(served: Serving) -> FakeNode:
 
 def prolog(node: FakeNode, job: int) -> bytes:
     text = (
-        f"qgpu-hook/1 prolog\0SLURM_JOB_ID={job}\0SLURM_JOB_UID=1000\0SLURM_JOB_GID=100\0SLURMD_NODENAME=n1\0"
+        f"qgpu-hook/1 "
+        f"prolog\0SLURM_JOB_ID={job}\0SLURM_JOB_UID=1000\0SLURM_JOB_GID=100\0SLURMD_NODENAME=n1\0"
     )
     text += "SLURM_JOB_GPUS=0\0SLURM_JOB_COMMENT=qgpu/1 class=online share=1 mem=128\0"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -151,7 +152,9 @@ def test_another_user_may_read_but_change_and_run_nothing(node):
     said = as_nobody(ask_all)
     assert isinstance(said, list)
     assert said[0] == "yes"
-    assert said[1:3] == [f"only root may {word} a card; uid {NOBODY} asked" for word in ("change", "reset")]
+    assert said[1:3] == [
+        f"only root may {word} a card; uid {NOBODY} asked" for word in ("change", "reset")
+    ]
     assert said[3].startswith(f"uid {NOBODY} may not run programs without Slurm")
     assert node.arbiter.grants == {} and str(next(iter(node.arbiter.plans.values())).slice) == "2ms"
 
@@ -189,7 +192,9 @@ def test_a_users_questions_have_a_rate_and_roots_have_none(node):
 
     said = as_nobody(ask_often)
     assert isinstance(said, list)
-    assert said[: PER_SECOND // 4] == ["yes"] * (PER_SECOND // 4), "the time that they took counts as well"
+    assert said[: PER_SECOND // 4] == ["yes"] * (PER_SECOND // 4), (
+        "the time that they took counts as well"
+    )
     assert any("ask less often" in text for text in said)
     assert [status(node)["ok"] for _ in range(3 * PER_SECOND)] == [True] * 3 * PER_SECOND
 
@@ -248,7 +253,9 @@ def test_an_ended_program_gets_no_grant_though_its_pid_is_in_use(tmp_path, nodes
         os.fstat(pidfd)
 
 
-def test_a_users_cgroup_named_like_a_job_is_neither_charged_nor_acted_upon(tmp_path, nodes, monkeypatch):
+def test_a_users_cgroup_named_like_a_job_is_neither_charged_nor_acted_upon(
+    tmp_path, nodes, monkeypatch
+):
     node = nodes(tmp_path)
     service = node.service()
     service.start()
@@ -274,7 +281,9 @@ def test_a_users_cgroup_named_like_a_job_is_neither_charged_nor_acted_upon(tmp_p
     node.nvml.put(uuid, GpuProcess(50, 1 << 30), GpuProcess(51, 70 << 30))
     for _ in range(6):
         service.sample_cards()
-    assert acted_upon == [], "the victim's processes are not killed for the memory of another user's"
+    assert acted_upon == [], (
+        "the victim's processes are not killed for the memory of another user's"
+    )
     assert node.arbiter.overheads.get((9, uuid), 0) == 0
     assert service.sampler.driver_memory == {(9, uuid): 1 << 30}
 
@@ -305,7 +314,9 @@ def test_a_slow_user_at_view_sock_is_refused_and_root_is_served():
             said = as_nobody(dawdle)
             assert isinstance(said, list)
             refused = [text for text in said[:-1] if "ask less often" in text]
-            assert len(refused) >= 15, "after the first, who cost half a second, the others cost nothing"
+            assert len(refused) >= 15, (
+                "after the first, who cost half a second, the others cost nothing"
+            )
             began = time.monotonic()
             assert view_ask(path, {"ask": "state"})["node"] == "n1" and time.monotonic() - began < 5
         finally:

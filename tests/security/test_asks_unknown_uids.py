@@ -15,7 +15,12 @@ from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
 from enforcer.daemon.requests.protocol import SOCK_ASK, AskError, NoDaemonError, ask
-from enforcer.daemon.requests.server import MAX_PER_UNKNOWN_UID, MAX_PER_USER, MAX_UNKNOWN, TOO_MANY_OPEN
+from enforcer.daemon.requests.server import (
+    MAX_PER_UNKNOWN_UID,
+    MAX_PER_USER,
+    MAX_UNKNOWN,
+    TOO_MANY_OPEN,
+)
 from simulator.fakes import FakeNode
 
 
@@ -25,7 +30,9 @@ def node(served: Serving) -> FakeNode:
 
 
 def callers(node: FakeNode, uids: range, each: int) -> list[int]:
-    """Processes of many users that hold what they get without a question, and connect anew where it ends."""
+    """Processes of many users that hold what they get without a question, and connect anew where
+    it ends.
+    """
     made = []
     ready, write = os.pipe()
     for uid in uids:
@@ -134,7 +141,8 @@ def test_a_refused_connection_gets_the_reason_and_not_to_start_qgpud(node):
     said = as_nobody(ask_beside_silence)
     most = MAX_PER_UNKNOWN_UID
     sentence = (
-        f"{most} connections of uid {NOBODY} to qgpud are open, and at most {most} may be; try again later"
+        f"{most} connections of uid {NOBODY} to qgpud are open, and at most {most} may be; "
+        f"try again later"
     )
     assert said == [sentence] * 3
 
@@ -149,5 +157,7 @@ def test_a_daemon_that_hangs_up_without_a_word_is_not_taken_for_none(tmp_path):
         for _ in range(20):
             with pytest.raises(AskError) as caught:
                 ask(tmp_path, {"op": "status"}, owner=os.geteuid())
-            assert not isinstance(caught.value, NoDaemonError) and "systemctl" not in str(caught.value)
+            assert not isinstance(caught.value, NoDaemonError) and "systemctl" not in str(
+                caught.value
+            )
         thread.join()

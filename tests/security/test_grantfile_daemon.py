@@ -1,4 +1,6 @@
-"""JOBID.json as an enemy would write it: qgpud never takes a grant from a file that it cannot believe."""
+"""JOBID.json as an enemy would write it: qgpud never takes a grant from a file that it cannot
+believe.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def node(node: FakeNode) -> FakeNode:
     service.start()
     base = {"SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1"}
     for job in ("8", "9"):
-        service.prolog(base | {"SLURM_JOB_ID": job, "SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"})
+        service.prolog(
+            base | {"SLURM_JOB_ID": job, "SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
+        )
     return node
 
 

@@ -1,4 +1,6 @@
-"""JOBID.grant as an enemy would write it: SPANK never starts a task on a file that it cannot believe."""
+"""JOBID.grant as an enemy would write it: SPANK never starts a task on a file that it cannot
+believe.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,8 @@ def test_the_client_of_another_process(place: Node) -> None:
     theirs = honest.ask("[peer.client, peer.device, peer.subdevice, peer.groups, peer.channels]")
     hostile.ask(f"theirs = {theirs}")
     hostile.ask(
-        "peer.tell(client=theirs[0], device=theirs[1], subdevice=theirs[2], groups=theirs[3], channels=theirs[4])"
+        "peer.tell(client=theirs[0], device=theirs[1], subdevice=theirs[2], groups=theirs[3], "
+        "channels=theirs[4])"
     )
     refused(place)
     still_stops(place, honest)
@@ -125,7 +126,9 @@ def test_handles_that_vanish_between_check_and_use(place: Node) -> None:
 
 
 def test_ten_thousand_messages(place: Node) -> None:
-    """Faster than allowed the connection ends; as fast as allowed nobody else notices, and no descriptor stays."""
+    """Faster than allowed the connection ends; as fast as allowed nobody else notices, and no
+    descriptor stays.
+    """
     honest = place.job(3)
     flood = place.job(2)
     place.becomes(2, "ready")
@@ -170,18 +173,23 @@ def test_an_unregistered_process_is_ignored(place: Node) -> None:
     assert [place.tenant(3, card).state for card in (0, 1)] == ["none", "none"]
     stranger = place.program()
     stranger.ask(
-        f"sock = __import__('arbiter_support').connect(__import__('pathlib').Path({str(place.arbiter.run_dir)!r}))"
+        "sock = __import__('arbiter_support').connect("
+        f"__import__('pathlib').Path({str(place.arbiter.run_dir)!r}))"
     )
     stranger.ask("sock.send(bytes(abi.Groups(head=abi.head(abi.MSG_GROUPS, abi.Groups))))")
     assert place.tenant(2).state == "ready"
 
 
 def test_forged_answers_of_a_shim(place: Node) -> None:
-    """Answers to orders that nobody gave change nothing, also where another process waits for one."""
+    """Answers to orders that nobody gave change nothing, also where another process waits for
+    one.
+    """
     place.hardware(actor="shim", method="schedule")
     hostile, honest = place.job(2), place.job(3)
     order = honest.ask("peer.order()")
-    hostile.ask(f"[peer.acted(dict({order}, serial=s), status=0x65, do=False) for s in range(1, 50)]")
+    hostile.ask(
+        f"[peer.acted(dict({order}, serial=s), status=0x65, do=False) for s in range(1, 50)]"
+    )
     honest.ask(f"peer.acted({order})")
     place.becomes(3, "ready")
 
@@ -192,8 +200,10 @@ def test_a_job_that_keeps_its_groups_running_never_keeps_the_arbiter_busy(place:
     hostile.ask("peer.work(800000)")
     online = place.job(1, "online", tell=False)
     hostile.ask(
-        "threading.Thread(target=lambda: [([peer.rm.schedule(peer.client, g, True) for g in peer.groups],"
-        " setattr(peer.tenant.slot.fences[1], 'done', i)) for i in range(20000)], daemon=True).start()"
+        "threading.Thread(target=lambda: [([peer.rm.schedule(peer.client, g, True) for g in "
+        "peer.groups],"
+        " setattr(peer.tenant.slot.fences[1], 'done', i)) for i in range(20000)], "
+        "daemon=True).start()"
     )
     online.ask("peer.tenant.begin() and peer.tenant.ring()")
     before = cpu_seconds(place)

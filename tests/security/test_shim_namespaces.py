@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.native, pytest.mark.skipif(os.geteuid() != 0, reason="
 
 USER = 12345
 LAUNCH = "launch 0 0x10 1"
-# Root's interpreter becomes the user, in name spaces of his own where `own` is 1: he may not be able to start it.
+# Root's interpreter becomes the user, in name spaces of his own where `own` is 1: he may not be
+# able to start it.
 USERS = """
 import ctypes, fcntl, os, socket, subprocess, sys
 own, uid, program, shim = sys.argv[1] == "1", int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -51,7 +52,10 @@ listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(sys.argv[5] + "/enforcer.sock"); listener.listen(1000); listener.set_inheritable(True)
 os.set_inheritable(listener.fileno(), True)
 """
-HIDDEN = {"hide": (HIDE, "is not there"), "listen": (HIDE + LISTEN, "the process at its socket is not root")}
+HIDDEN = {
+    "hide": (HIDE, "is not there"),
+    "listen": (HIDE + LISTEN, "the process at its socket is not root"),
+}
 
 
 @pytest.fixture
@@ -79,10 +83,21 @@ def listens(place: Path) -> Iterator[s.FakeArbiter]:
 
 
 def start(
-    place: Path, script: str, *words: str, env: dict[str, str], fds: tuple[int, ...] = (), own: bool = True
+    place: Path,
+    script: str,
+    *words: str,
+    env: dict[str, str],
+    fds: tuple[int, ...] = (),
+    own: bool = True,
 ) -> s.Probe:
     """The program under the shim, as the user started it."""
-    start_words = [str(int(own)), str(USER), str(place / s.PROBE.name), str(place / s.SHIM.name), *words]
+    start_words = [
+        str(int(own)),
+        str(USER),
+        str(place / s.PROBE.name),
+        str(place / s.SHIM.name),
+        *words,
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", USERS + script + GO, *start_words],
         stdin=subprocess.PIPE,

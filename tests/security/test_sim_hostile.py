@@ -1,4 +1,6 @@
-"""Clients that send garbage to the device side of the simulated driver, which runs under sanitizers here."""
+"""Clients that send garbage to the device side of the simulated driver, which runs under
+sanitizers here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
     """The sanitized server; any report of a sanitizer ends it and fails the test."""
     make("build/test/qgpu-simgpu-asan", "build/sim/libcuda.so.1")
     reader, writer = os.pipe()
-    config = SimConfig(tmp_path / "sim", "hostile", minor_base=os.getpid() % 1000 * 16 + 8, memory_mib=2048)
+    config = SimConfig(
+        tmp_path / "sim", "hostile", minor_base=os.getpid() % 1000 * 16 + 8, memory_mib=2048
+    )
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             config.command(BUILD / "test/qgpu-simgpu-asan", writer),
@@ -49,7 +53,8 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
 
 def connect(sim: Simulator) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(str(sim.config.directory / "sim.sock"))  # with a time limit a full queue would be an error
+    # with a time limit a full queue would be an error
+    sock.connect(str(sim.config.directory / "sim.sock"))
     sock.settimeout(5)
     return sock
 
@@ -82,7 +87,14 @@ def test_garbage_on_the_socket(sim: Simulator) -> None:
 
 
 def test_wrong_magic_size_version_and_type_end_the_connection(sim: Simulator) -> None:
-    bad = (request(2, magic=1), request(2, size=47), request(2, version=9), request(99), request(0), b"x")
+    bad = (
+        request(2, magic=1),
+        request(2, size=47),
+        request(2, version=9),
+        request(99),
+        request(0),
+        b"x",
+    )
     for message in bad:
         sock = connect(sim)
         sock.send(message)
@@ -91,7 +103,9 @@ def test_wrong_magic_size_version_and_type_end_the_connection(sim: Simulator) ->
 
 
 def test_foreign_and_absurd_arguments_are_refused(sim: Simulator) -> None:
-    owner = spawn(sim, "g = Cuda(); print(g.alloc(1 << 20).value, flush=True); sys.stdin.readline()")
+    owner = spawn(
+        sim, "g = Cuda(); print(g.alloc(1 << 20).value, flush=True); sys.stdin.readline()"
+    )
     assert owner.stdout
     owner.stdout.readline()
     sock = connect(sim)
@@ -155,9 +169,15 @@ def test_random_commands(sim: Simulator) -> None:
         count = rng.randint(1, 64)
         for slot in range(count):
             wild = rng.random() < 0.1
-            op = rng.randrange(2**32) if wild else rng.choice([1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 22])
+            op = (
+                rng.randrange(2**32)
+                if wild
+                else rng.choice([1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 22])
+            )
             stream = (
-                rng.choice([0, 1, 17, 4094, 4095, 4096, 2**31]) if wild else rng.choice([0, 17, 18, 4095])
+                rng.choice([0, 1, 17, 4094, 4095, 4096, 2**31])
+                if wild
+                else rng.choice([0, 17, 18, 4095])
             )
             words = [rng.choice([0, 1, 5, 4096, 2**47, 2**64 - 1]) for _ in range(4)]
             command = bytes(layout.Cmd(op, stream, rng.randrange(4), 0, *words))
@@ -194,11 +214,17 @@ def test_many_connections_are_refused_not_fatal(sim: Simulator) -> None:
             break
     for sock in socks:
         sock.close()
-    assert until(lambda: not run(sim, "print(Cuda(init=False).raw('cuInit', 0))").strip().strip("0"), 20)
+    assert until(
+        lambda: not run(sim, "print(Cuda(init=False).raw('cuInit', 0))").strip().strip("0"), 20
+    )
 
 
-def text_request(kind: int, text: bytes, size: int = 1072, a: int = 0, b: int = 0, c: int = 0) -> bytes:
-    return bytes(layout.Req(layout.MAGIC, layout.VERSION, kind, size, a, b, c)) + text.ljust(1024, b"\0")
+def text_request(
+    kind: int, text: bytes, size: int = 1072, a: int = 0, b: int = 0, c: int = 0
+) -> bytes:
+    return bytes(layout.Req(layout.MAGIC, layout.VERSION, kind, size, a, b, c)) + text.ljust(
+        1024, b"\0"
+    )
 
 
 def test_texts_of_wrong_length_or_without_an_end_end_the_connection(sim: Simulator) -> None:
@@ -217,10 +243,34 @@ def test_texts_of_wrong_length_or_without_an_end_end_the_connection(sim: Simulat
 
 
 def test_random_commands_in_words(sim: Simulator) -> None:
-    """The words are of the grammar, put together at random; some do what they say to processes that are not there."""
+    """The words are of the grammar, put together at random; some do what they say to processes
+    that are not there.
+    """
     rng = random.Random(13)
-    verbs = [b"sticky", b"hang", b"stall", b"slice", b"delay", b"error", b"block", b"clear", b"x" * 40, b""]
-    keys = [b"pid=", b"us=", b"code=", b"times=", b"card=", b"kernels=", b"call=", b"nothing=", b"=", b""]
+    verbs = [
+        b"sticky",
+        b"hang",
+        b"stall",
+        b"slice",
+        b"delay",
+        b"error",
+        b"block",
+        b"clear",
+        b"x" * 40,
+        b"",
+    ]
+    keys = [
+        b"pid=",
+        b"us=",
+        b"code=",
+        b"times=",
+        b"card=",
+        b"kernels=",
+        b"call=",
+        b"nothing=",
+        b"=",
+        b"",
+    ]
     values = [
         b"1",
         b"0",
@@ -242,7 +292,11 @@ def test_random_commands_in_words(sim: Simulator) -> None:
             ]
             if words[0] == b"stall" and b"us=4294967295" in words:
                 continue  # an hour without a card is what it asks for
-            sock.send(text_request(kind, b" ".join(words)[:1023], a=rng.randrange(3), b=rng.getrandbits(64)))
+            sock.send(
+                text_request(
+                    kind, b" ".join(words)[:1023], a=rng.randrange(3), b=rng.getrandbits(64)
+                )
+            )
             assert len(sock.recv(8192)) == 48
     sock.send(text_request(32, b"clear"))
     assert answer(sock).status == 0

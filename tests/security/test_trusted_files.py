@@ -1,4 +1,6 @@
-"""Files that others than root could exchange: qgpu.yaml, directories, shims, plugin, driver, programs."""
+"""Files that others than root could exchange: qgpu.yaml, directories, shims, plugin, driver,
+programs.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,15 @@ def _link_into_a_users_directory(path: Path) -> None:
     path.symlink_to(home / path.name)
 
 
-HARMS = [_owner, _group, _everybody, _directory, _directory_owner, _users_link, _link_into_a_users_directory]
+HARMS = [
+    _owner,
+    _group,
+    _everybody,
+    _directory,
+    _directory_owner,
+    _users_link,
+    _link_into_a_users_directory,
+]
 
 
 @pytest.fixture
@@ -164,7 +174,11 @@ def node(file: Path) -> FakeNode:
     for part, built in PARTS.items():
         (directory / part).write_bytes((BUILD / built).read_bytes())
     hook = node.config.hook.model_copy(update={"client": f"{directory}/hook"})
-    more = {"shim": f"{directory}/shim/libcuda.so.1", "spank": f"{directory}/spank.so", "hook": hook}
+    more = {
+        "shim": f"{directory}/shim/libcuda.so.1",
+        "spank": f"{directory}/spank.so",
+        "hook": hook,
+    }
     node.config = node.config.model_copy(update=more)
     return node
 
@@ -176,7 +190,11 @@ def test_what_jobs_get_breaks_the_node(file: Path, node: FakeNode, part: str) ->
     assert service.prolog(env(1)).status == 0
     (file.parent / part).chmod(0o666)
     answer = service.prolog(env(2, gpus="1"))
-    assert answer.status == 1 and f"{part} has mode 0666" in answer.message and "chmod go-w" in answer.message
+    assert (
+        answer.status == 1
+        and f"{part} has mode 0666" in answer.message
+        and "chmod go-w" in answer.message
+    )
     assert 1 in service.grants and service.prolog(env(3, "", "")).status == 0, "others go on"
     (file.parent / part).chmod(0o644)
     assert service.prolog(env(2, gpus="1")).status == 0
@@ -188,11 +206,19 @@ def test_what_jobs_get_breaks_the_node(file: Path, node: FakeNode, part: str) ->
 
 def _start(run_dir: Path, shim: Path, driver: str) -> subprocess.CompletedProcess[str]:
     card = GrantCard("GPU-00000000-0000-0000-0000-000000000001", 0, 0, 30, 1 << 30, 80 << 30)
-    grant = Grant(7, USER, USER, "n1", "active", "online", 1, "", (card,), str(run_dir), driver, str(shim))
+    grant = Grant(
+        7, USER, USER, "n1", "active", "online", 1, "", (card,), str(run_dir), driver, str(shim)
+    )
     path = run_dir / "grants/7.grant"
     path.write_bytes(pack_grant(grant))
     path.chmod(0o644)
-    stage = [str(BUILD / "test/spank_stage"), str(BUILD / "lib/qgpu_spank.so"), "remote", "7", str(USER)]
+    stage = [
+        str(BUILD / "test/spank_stage"),
+        str(BUILD / "lib/qgpu_spank.so"),
+        "remote",
+        "7",
+        str(USER),
+    ]
     command = [*stage, f"run_dir={run_dir}", "--", "/bin/echo", "started"]
     env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
     return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=30)
@@ -200,7 +226,9 @@ def _start(run_dir: Path, shim: Path, driver: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("which", ["shim", "driver"])
-def test_spank_loads_no_library_that_others_could_exchange(file: Path, harm: Harm, which: str) -> None:
+def test_spank_loads_no_library_that_others_could_exchange(
+    file: Path, harm: Harm, which: str
+) -> None:
     run_dir = file.parent.parent / "run"
     (run_dir / "grants").mkdir(parents=True, mode=0o755)
     other = file.parent.parent / "o/other"
@@ -219,7 +247,14 @@ def test_the_hook_runs_no_scontrol_that_others_could_exchange(file: Path, harm: 
     ran = file.parent.parent / "ran"
     file.write_text(f"#!/bin/sh\ntouch {ran}\n")
     file.chmod(0o755)
-    words = [str(BUILD / "bin/qgpu-hook"), "prolog", "--run-dir", "/run/qgpu-none", "--deadline-ms", "50"]
+    words = [
+        str(BUILD / "bin/qgpu-hook"),
+        "prolog",
+        "--run-dir",
+        "/run/qgpu-none",
+        "--deadline-ms",
+        "50",
+    ]
     env = {
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_GPUS": "0",

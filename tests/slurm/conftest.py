@@ -35,7 +35,9 @@ def _remove_abandoned() -> None:
 
 
 def keep_logs(cluster: Sandbox) -> None:
-    """The daemons' logs of a sandbox in which a test failed, below build/failed: it is gone when somebody looks."""
+    """The daemons' logs of a sandbox in which a test failed, below build/failed: it is gone when
+    somebody looks.
+    """
     target = files.build_dir() / "failed" / cluster.options.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(cluster.layout.state / "log", target)
@@ -56,5 +58,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def live(sandbox: Sandbox) -> Iterator[Live]:
-    """The shared sandbox with an empty queue before and after the test, and no node out of service."""
+    """The shared sandbox with an empty queue before and after the test, and no node out of
+    service.
+    """
     yield from alone(Live(sandbox))

@@ -1,4 +1,6 @@
-"""What the gres and Lua tests share: clusters, the table of cases, and the Lua modules in several Lua versions."""
+"""What the gres and Lua tests share: clusters, the table of cases, and the Lua modules in
+several Lua versions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ CASES = yaml.safe_load((ROOT / "tests" / "cases" / "requests.yaml").read_text())
 
 @lru_cache
 def cluster(name: str, **slurm: Any) -> Config:
-    """One of the configurations at the head of tests/cases/requests.yaml, with other settings of `slurm`."""
+    """One of the configurations at the head of tests/cases/requests.yaml, with other settings of
+    `slurm`.
+    """
     config = parse_config(CASES["clusters"][name], name)
     return config.model_copy(update={"slurm": config.slurm.model_copy(update=slurm)})
 
@@ -78,6 +82,8 @@ def outcome(job: Submission, name: str, version: str = "lua54", **slurm: Any) ->
 
 @lru_cache
 def module(version: str, name: str = "qgpu.lua") -> tuple[Any, Any]:
-    """One Lua module by itself, behind a function that makes a Lua table of a dict; texts are UTF-8."""
+    """One Lua module by itself, behind a function that makes a Lua table of a dict; texts are
+    UTF-8.
+    """
     lua = runtime(version)(encoding="utf-8", unpack_returned_tuples=True)
     return lua.table_from, lua.eval("dofile")(str(LUA_DIR / name))

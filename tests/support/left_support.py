@@ -1,4 +1,6 @@
-"""What a test left behind: descriptors and processes that this process has now and had not before."""
+"""What a test left behind: descriptors and processes that this process has now and had not
+before.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def children() -> dict[str, str]:
             for pid in (thread / "children").read_text().split():
                 found[pid] = "(not waited for)"
                 with contextlib.suppress(OSError):  # waited for just now
-                    found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") or found[pid]
+                    found[pid] = (
+                        Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") or found[pid]
+                    )
     return found
 
 
@@ -33,19 +37,29 @@ Open = tuple[dict[str, str], dict[str, str]]
 
 
 def of_a_library(target: str) -> bool:
-    """What libraries open when they are first used, and keep: fonts, the caches of name services, random numbers."""
-    return target.startswith(("/usr/", "/var/lib/sss/", "/dev/urandom")) or "/site-packages/" in target
+    """What libraries open when they are first used, and keep: fonts, the caches of name
+    services, random numbers.
+    """
+    return (
+        target.startswith(("/usr/", "/var/lib/sss/", "/dev/urandom")) or "/site-packages/" in target
+    )
 
 
 def left(before: Open, now: Open) -> list[str]:
     """What was not there before; but for files of libraries."""
     kinds = zip(("descriptor", "process"), before, now, strict=True)
     found = [(kind, n, what) for kind, old, new in kinds for n, what in new.items() if n not in old]
-    return [f"{kind} {n} ({what})" for kind, n, what in found if kind == "process" or not of_a_library(what)]
+    return [
+        f"{kind} {n} ({what})"
+        for kind, n, what in found
+        if kind == "process" or not of_a_library(what)
+    ]
 
 
 def left_for_good(before: Open, now: Callable[[], Open], patience_s: float = 5.0) -> list[str]:
-    """The same, when threads that are just ending have had their time; there is no event for that to wait for."""
+    """The same, when threads that are just ending have had their time; there is no event for
+    that to wait for.
+    """
     until = time.monotonic() + patience_s
     while (rest := left(before, now())) and time.monotonic() < until:
         time.sleep(0.02)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What stopping does to a kernel that runs (README of docs/measurements): the process takes its own groups off the
- * card and lets them go on. Its kernel notes each pause with the card's clock, and a second process
- * of its own asks for the card meanwhile. One JSON line per trial. Every stop is followed by its
- * continue, also on SIGTERM and at the end; kill -9 leaves it to the driver, which is one
- * experiment.
+ * What stopping does to a kernel that runs (README of docs/measurements): the process takes its own
+ * groups off the card and lets them go on. Its kernel notes each pause with the card's clock, and a
+ * second process of its own asks for the card meanwhile. One JSON line per trial. Every stop is
+ * followed by its continue, also on SIGTERM and at the end; kill -9 leaves it to the driver, which
+ * is one experiment.
  * usage: stops latency METHOD COUNT [MODE] | spin METHOD MS | checksum METHOD COUNT | slices US US
  * SECONDS | hold METHOD SECONDS
  *        | cost COUNT        METHOD: schedule disable disable-scheduling timeslice timeslice0

@@ -62,9 +62,13 @@ def found(known: Known, kind: Kind) -> list[Difference]:
     if known.differences is None:
         version = releases.shown(known.slurm_version) if known.slurm_version else None
         known.differences = differences(
-            known.raw or known.need, site_of(known), known.roles, node=known.node or None,
-            slurm_version=version, yaml=known.path,
-        )  # fmt: skip
+            known.raw or known.need,
+            site_of(known),
+            known.roles,
+            node=known.node or None,
+            slurm_version=version,
+            yaml=known.path,
+        )
     mine = [each for each in known.differences if kind_of(each, site_of(known)) == kind]
     # The version has a check of its own.
     mine = [each for each in mine if each.key != "slurm.version"]

@@ -30,10 +30,12 @@ class BrokenNodeError(RuntimeError):
 
 
 def find_driver(configured: str, shim: str, search: Iterable[str] | None = None) -> str:
-    """Absolute path of the driver's library: `configured`, or the first found where `configured` is "auto".
+    """Absolute path of the driver's library: `configured`, or the first found where `configured` is
+    "auto".
 
-    The daemon's LD_LIBRARY_PATH and the loader's cache (ld.so.conf.d) are searched first, so that a driver
-    installed elsewhere is found as programs find it. Never the shim itself. Raises BrokenNodeError.
+    The daemon's LD_LIBRARY_PATH and the loader's cache (ld.so.conf.d) are searched first, so that a
+    driver installed elsewhere is found as programs find it. Never the shim itself. Raises
+    BrokenNodeError.
     """
     if configured != "auto":
         if not Path(configured).is_file():
@@ -46,12 +48,15 @@ def find_driver(configured: str, shim: str, search: Iterable[str] | None = None)
         if candidate.is_file() and not _same(candidate, shim):
             return str(candidate)
     raise BrokenNodeError(
-        f"{NAME} was not found: is the NVIDIA driver installed? Else set driver.libcuda in qgpu.yaml"
+        f"{NAME} was not found: is the NVIDIA driver installed? Else set driver.libcuda in "
+        f"qgpu.yaml"
     )
 
 
 def search_path() -> list[str]:
-    """Directories of the loader that can be trusted: absolute ones of LD_LIBRARY_PATH, its cache's, then the usual."""
+    """Directories of the loader that can be trusted: absolute ones of LD_LIBRARY_PATH, its
+    cache's, then the usual.
+    """
     own = [
         entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")
     ]
@@ -59,7 +64,9 @@ def search_path() -> list[str]:
 
 
 def cached(listing: str) -> list[str]:
-    """Directories in which the loader's cache has the driver's library; `listing` is what `ldconfig -p` prints."""
+    """Directories in which the loader's cache has the driver's library; `listing` is what
+    `ldconfig -p` prints.
+    """
     abi = re.escape(_ABI.get(platform.machine(), "libc6"))
     found = re.finditer(rf"^\s*{re.escape(NAME)} \({abi}[^)]*\) => (/.*)$", listing, re.MULTILINE)
     return [str(Path(match[1]).parent) for match in found]
@@ -68,8 +75,8 @@ def cached(listing: str) -> list[str]:
 class LoaderCache:
     """What `ldconfig -p` prints, run again only after the loader's cache file has changed.
 
-    A Prolog may wait for one run, so a run gets a fifth of the hook's default deadline. If it fails, the last listing
-    stands, and the next caller tries again.
+    A Prolog may wait for one run, so a run gets a fifth of the hook's default deadline. If it
+    fails, the last listing stands, and the next caller tries again.
     """
 
     def __init__(self, file: str = "/etc/ld.so.cache", program: str = "/sbin/ldconfig") -> None:

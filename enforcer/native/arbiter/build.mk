@@ -7,15 +7,20 @@ ARB_OBJ := $(BUILD)/obj/arbiter
 ARB_ALL := $(sort $(wildcard $(ARB_DIR)/*.c $(ARB_DIR)/*/*.c))
 ARB_HW  := $(wildcard $(ARB_DIR)/hw/hw_*.c $(ARB_DIR)/serve/hw_*.c)
 ARB_NOT := $(if $(filter 0,$(HW)),$(ARB_HW),$(ARB_DIR)/hw/absent.c)
-ARB_SRC := $(filter-out $(ARB_NOT),$(ARB_ALL)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
-ARB_HDR := $(wildcard $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
+ARB_SRC := $(filter-out $(ARB_NOT),$(ARB_ALL)) enforcer/native/common/qg_msg.c \
+           enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
+ARB_HDR := $(wildcard $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) \
+           enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
 ARB_O   := $(patsubst enforcer/native/%.c,$(ARB_OBJ)/%.o,$(ARB_SRC:$(ARB_DIR)/%=enforcer/native/%))
-ARB_NOHW_O := $(patsubst $(ARB_DIR)/%.c,$(ARB_OBJ)/%.o,$(filter-out $(ARB_HW),$(ARB_ALL))) $(filter $(ARB_OBJ)/common/%,$(ARB_O))
+ARB_NOHW_O := $(patsubst $(ARB_DIR)/%.c,$(ARB_OBJ)/%.o,$(filter-out $(ARB_HW),$(ARB_ALL))) \
+              $(filter $(ARB_OBJ)/common/%,$(ARB_O))
 ARB_CFLAGS := $(QG_CFLAGS) -I$(ARB_DIR) -pthread
 
-# With QG_LTO: a tick goes through many small functions of several files; inlined, it costs about a twentieth less.
-NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/qgpu-arbiter-tsan \
-          $(BUILD)/test/qgpu-arbiter-nohw $(BUILD)/test/libqgpu_policy.so
+# With QG_LTO: a tick goes through many small functions of several files; inlined, it costs about a
+# twentieth less.
+NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan \
+          $(BUILD)/test/qgpu-arbiter-tsan $(BUILD)/test/qgpu-arbiter-nohw \
+          $(BUILD)/test/libqgpu_policy.so
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
@@ -36,7 +41,8 @@ $(BUILD)/test/qgpu-arbiter-nohw: $(ARB_NOHW_O)
 
 $(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(ARB_SRC) -o $@
+	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all \
+	  -fno-omit-frame-pointer $(ARB_SRC) -o $@
 
 $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)

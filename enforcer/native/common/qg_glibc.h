@@ -69,8 +69,8 @@ QG_OLD(exp);
 QG_OLD(log);
 QG_OLD(pow);
 
-/* Until 2.33 stat() and its relatives were inline functions. They called these, whose first argument
- * is the version of struct stat. */
+/* Until 2.33 stat() and its relatives were inline functions. They called these, whose first
+ * argument is the version of struct stat. */
 #ifndef __ASSEMBLER__
 #include <sys/stat.h>
 

@@ -20,7 +20,8 @@
 #define QG_SEALS_FIXED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* every memory file has these */
 
 /* May it be mapped? A memory file must be root's and have these seals and this size. A BPF array
- * (qg_kept_create) has neither a file's type nor seals. Its size is fixed, and mmap(2) checks it. */
+ * (qg_kept_create) has neither a file's type nor seals. Its size is fixed, and mmap(2) checks
+ * it. */
 static inline bool qg_map_may(int fd, size_t size, int seals)
 {
     struct stat st;

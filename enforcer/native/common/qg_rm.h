@@ -15,8 +15,8 @@
 
 /* Status of a command that did not reach the driver: this + errno. Above every NV_STATUS. */
 #define QG_RM_NO_CALL 0xffff0000u
-/* Time in us that the driver may take to bring a group off the card. Half of the arbiter's limit for
- * one call (HW_LIMIT_NS). Chosen, not measured. */
+/* Time in us that the driver may take to bring a group off the card. Half of the arbiter's limit
+ * for one call (HW_LIMIT_NS). Chosen, not measured. */
 #define QG_RM_STOP_US 500000u
 
 /* Sends one control command. Returns its NV_STATUS, or QG_RM_NO_CALL + errno. Keeps errno. */

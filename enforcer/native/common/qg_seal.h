@@ -23,8 +23,8 @@ int qg_shared_create(const char *name, size_t size, int read_only, int *fd, void
 int qg_kept_create(const char *name, size_t size, int *fd, void **map);
 
 /* Reads a grant from a descriptor that an untrusted process sent. It must be a memory file that
- * `owner` (root) owns and that is sealed against every change. Returns NULL, or a sentence that says
- * why it is refused. */
+ * `owner` (root) owns and that is sealed against every change. Returns NULL, or a sentence that
+ * says why it is refused. */
 const char *qg_grant_from_fd(int fd, uid_t owner, struct qg_grant *grant);
 
 #endif

@@ -4,8 +4,8 @@ binding.
 Usage: derive_symbols.py NVML_H PYNVML_PY TABLE
 
 The header of the toolkit is older than the binding, so both are read. The last column (pass or
-hook) of a table that exists is kept; what is new passes. The format is that of shim/dispatch/symbols.tsv,
-whose generate.py reads this one too.
+hook) of a table that exists is kept; what is new passes. The format is that of
+shim/dispatch/symbols.tsv, whose generate.py reads this one too.
 """
 
 from __future__ import annotations

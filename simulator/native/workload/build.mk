@@ -12,7 +12,8 @@ $(WORKLOAD_OBJ)/qg_start.o: enforcer/native/common/qg_start.c enforcer/native/co
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -c $< -o $@
 
-$(BUILD)/bin/qgpu-workload: $(WORKLOAD_SRC:$(WORKLOAD_DIR)/%.c=$(WORKLOAD_OBJ)/%.o) $(WORKLOAD_OBJ)/qg_start.o
+$(BUILD)/bin/qgpu-workload: $(WORKLOAD_SRC:$(WORKLOAD_DIR)/%.c=$(WORKLOAD_OBJ)/%.o) \
+    $(WORKLOAD_OBJ)/qg_start.o
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LDFLAGS) -Wl,--wrap=__libc_start_main $^ -o $@ $(QG_OLD_LIBS) -lm
 

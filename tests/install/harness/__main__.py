@@ -1,10 +1,11 @@
 """`make test-install`: qgpu's packages on hosts with a real systemd, for each suite of Debian.
 
-Trees and packages are made first; then pytest runs in a network and mount namespace of its own, so nothing of what it
-makes is seen outside and nothing stays. A suite that cannot be had here is reported as *not run*, with the reason.
+Trees and packages are made first; then pytest runs in a network and mount namespace of its own, so
+nothing of what it makes is seen outside and nothing stays. A suite that cannot be had here is
+reported as *not run*, with the reason.
 
-`--again` is for shared machines that stall now and then: a suite that failed is run once more as a whole, where the
-time is left, and the result says so.
+`--again` is for shared machines that stall now and then: a suite that failed is run once more as a
+whole, where the time is left, and the result says so.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
     print(f"--- Debian {trees.SUITES[suite]} ({suite})", flush=True)
     last = ""
     with subprocess.Popen(
-        argv, cwd=trees.CHECKOUT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        argv,
+        cwd=trees.CHECKOUT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -68,11 +74,16 @@ def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
 
 
 def attempt(suite: str, arguments: Sequence[str], again: bool, end: float) -> tuple[str, str]:
-    """`run`, and once more if that failed and another run ends before `end` (of time.monotonic())."""
+    """`run`, and once more if that failed and another run ends before `end` (of
+    time.monotonic()).
+    """
     outcome, said = run(suite, arguments)
     if outcome != "failed" or not again or end - time.monotonic() < NEEDED:
         return outcome, said
-    print(f"--- Debian {trees.SUITES[suite]} ({suite}): {said}; it is run once more, as a whole", flush=True)
+    print(
+        f"--- Debian {trees.SUITES[suite]} ({suite}): {said}; it is run once more, as a whole",
+        flush=True,
+    )
     outcome, more = run(suite, arguments)
     return outcome, f"{said}; once more: {more}"
 
@@ -85,9 +96,15 @@ def _build_command() -> str:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--suites", default=" ".join(trees.SUITES), help="Debian's names, with spaces between.")
-@click.option("--seconds", type=float, default=float("inf"), help="Begin no suite that would take longer.")
-@click.option("--again", is_flag=True, help="Run a suite that failed once more, if the time is left.")
+@click.option(
+    "--suites", default=" ".join(trees.SUITES), help="Debian's names, with spaces between."
+)
+@click.option(
+    "--seconds", type=float, default=float("inf"), help="Begin no suite that would take longer."
+)
+@click.option(
+    "--again", is_flag=True, help="Run a suite that failed once more, if the time is left."
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(suites: str, seconds: float, again: bool, arguments: tuple[str, ...]) -> None:
     """Run the tests of the packages; ARGUMENTS are pytest's."""

@@ -11,7 +11,9 @@ from harness.machine import Machine
 
 
 def follow(host: Machine, role: str) -> list[dict[str, Any]]:
-    """Do on a host what `qgpu setup` lists there; returns the list. Asserts that nothing is left then."""
+    """Do on a host what `qgpu setup` lists there; returns the list. Asserts that nothing is left
+    then.
+    """
     ask = f"qgpu setup --role {role} --json"
     found: list[dict[str, Any]] = json.loads(host.run(ask, check=False).out)["differences"]
     write(host, found)

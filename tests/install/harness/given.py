@@ -10,7 +10,9 @@ from harness.site import Site
 
 
 def packages(which: str) -> Path:
-    """The directory of the packages: QGPU_INSTALL_PACKAGES, or QGPU_INSTALL_UPDATE of the next revision."""
+    """The directory of the packages: QGPU_INSTALL_PACKAGES, or QGPU_INSTALL_UPDATE of the next
+    revision.
+    """
     return Path(os.environ[which])
 
 

@@ -1,8 +1,9 @@
 """One host: a throw-away copy of a tree, booted by systemd-nspawn with a network of its own.
 
-The copy is an overlay: what the host writes lies in a directory beside it. Control groups are of the version that this
-machine has: the host's part of each hierarchy is its own and writable, so Slurm constrains devices in earnest. systemd
-would boot with version 2 beside a machine's version 1, but slurmd refuses that: "Hybrid mode is not supported".
+The copy is an overlay: what the host writes lies in a directory beside it. Control groups are of
+the version that this machine has: the host's part of each hierarchy is its own and writable, so
+Slurm constrains devices in earnest. systemd would boot with version 2 beside a machine's version 1,
+but slurmd refuses that: "Hybrid mode is not supported".
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ REBOOT = 133  # nspawn's exit status when the host asked for a reboot
 _INIT = """#!/bin/sh
 # The first process of the host: what nspawn mounts read-only is a host's own.
 for each in /sys/fs/cgroup/*; do
-    [ "$each" = /sys/fs/cgroup/cpu ] || mount -o remount,bind,rw,nosuid,nodev,noexec "$each" 2>/dev/null
+    [ "$each" = /sys/fs/cgroup/cpu ] ||
+        mount -o remount,bind,rw,nosuid,nodev,noexec "$each" 2>/dev/null
 done
 exec /lib/systemd/systemd "$@"
 """
@@ -90,7 +92,9 @@ class Machine:
     def _prepare(self) -> None:
         self.write("/usr/local/sbin/first-process", _INIT, 0o755)
         self.write("/etc/hostname", f"{self.name}\n")
-        network = f"[Match]\nName=host0\n[Network]\nAddress={self.address}\nLinkLocalAddressing=no\n"
+        network = (
+            f"[Match]\nName=host0\n[Network]\nAddress={self.address}\nLinkLocalAddressing=no\n"
+        )
         self.write("/etc/systemd/network/10-host0.network", network)
         wanted = self.files / "etc/systemd/system/multi-user.target.wants/systemd-networkd.service"
         wanted.parent.mkdir(parents=True, exist_ok=True)
@@ -125,15 +129,40 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={"PATH": PATH, "NOTIFY_SOCKET": str(notify), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": V2},
+                env={
+                    "PATH": PATH,
+                    "NOTIFY_SOCKET": str(notify),
+                    "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": V2,
+                },
             )
             self._await(ready)
 
     def _argv(self) -> list[str]:
-        enter = f"for each in {' '.join(map(str, self._groups()))}; do echo $$ >$each/cgroup.procs; done"
-        nspawn = ["setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn", "--quiet", "-D", str(self.files)]
-        nspawn += [f"--machine=qgpu-{self.name}", f"--network-bridge={self.bridge}", "--register=no"]
-        nspawn += ["--keep-unit", "--kill-signal=SIGRTMIN+3", "--capability=all", "--notify-ready=yes"]
+        enter = (
+            f"for each in {' '.join(map(str, self._groups()))}; do echo $$ "
+            f">$each/cgroup.procs; done"
+        )
+        nspawn = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "systemd-nspawn",
+            "--quiet",
+            "-D",
+            str(self.files),
+        ]
+        nspawn += [
+            f"--machine=qgpu-{self.name}",
+            f"--network-bridge={self.bridge}",
+            "--register=no",
+        ]
+        nspawn += [
+            "--keep-unit",
+            "--kill-signal=SIGRTMIN+3",
+            "--capability=all",
+            "--notify-ready=yes",
+        ]
         nspawn += [
             f"--bind={self.homes}:/home",
             "--console=pipe",
@@ -154,7 +183,9 @@ class Machine:
                 words.update(line.split("=", 1) for line in text.splitlines() if "=" in line)
                 self.leader = int(words.get("X_NSPAWN_LEADER_PID", 0))
         except TimeoutError:
-            ask = "systemctl --no-pager list-jobs; systemctl --no-pager --failed; journalctl -b -n 40"
+            ask = (
+                "systemctl --no-pager list-jobs; systemctl --no-pager --failed; journalctl -b -n 40"
+            )
             told = self.run(ask, check=False).text if self.leader else self.log.read_text()[-2000:]
             raise AssertionError(f"{self.name} did not boot; {told}") from None
 
@@ -173,11 +204,19 @@ class Machine:
         if user != "root":
             shell = ["runuser", "-l", user, "-c", command]
         done = subprocess.run(
-            [*enter, *env, *shell], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+            [*enter, *env, *shell],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         result = Result(done.returncode, done.stdout, done.stderr)
         if check and result.status:
-            told = f"on {self.name}, as {user}: exit status {result.status} of:\n{command}\n{result.text}"
+            told = (
+                f"on {self.name}, as {user}: exit status {result.status} "
+                f"of:\n{command}\n{result.text}"
+            )
             raise CommandFailed(told)
         return result
 
@@ -186,7 +225,9 @@ class Machine:
         assert self.nspawn is not None
         self.run("systemctl --no-block reboot")
         status = self.nspawn.wait(BOOT_SECONDS)
-        assert status == REBOOT, f"{self.name} ended with {status} and not with a reboot; read {self.log}"
+        assert status == REBOOT, (
+            f"{self.name} ended with {status} and not with a reboot; read {self.log}"
+        )
         self.boot()
 
     def off(self) -> None:
@@ -196,7 +237,8 @@ class Machine:
                 os.kill(self.leader or self.nspawn.pid, signal.SIGKILL)
             self.nspawn.kill()
             self.nspawn.wait()
-            # The kernel takes the host's end away some time after the container's; a new one needs the name at once.
+            # The kernel takes the host's end away some time after the container's; a new one needs
+            # the name at once.
             link = ["ip", "link", "del", f"vb-qgpu-{self.name}"]
             subprocess.run(link, stderr=subprocess.DEVNULL, check=False)
         self._groups_remove()
@@ -210,14 +252,22 @@ class Machine:
     def _groups(self) -> list[Path]:
         """This host's part of each hierarchy that this machine has mounted."""
         found = [CGROUPS] if V2 == "1" else sorted(CGROUPS.iterdir())
-        # Not cpu of version 1: where the kernel has RT_GROUP_SCHED its groups may not have real-time threads.
-        return [each / f"{GROUP}{self.state.parent.name}-{self.name}" for each in found if each.name != "cpu"]
+        # Not cpu of version 1: where the kernel has RT_GROUP_SCHED its groups may not have
+        # real-time threads.
+        return [
+            each / f"{GROUP}{self.state.parent.name}-{self.name}"
+            for each in found
+            if each.name != "cpu"
+        ]
 
     def _groups_make(self) -> None:
         for group in self._groups():
             group.mkdir(exist_ok=True)
-            for name in ("cpuset.cpus", "cpuset.mems"):  # version 1 takes no process before they are set
-                if (group / name).exists() and (group.parent / "cpuset.sched_load_balance").exists():
+            # version 1 takes no process before they are set
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if (group / name).exists() and (
+                    group.parent / "cpuset.sched_load_balance"
+                ).exists():
                     (group / name).write_text((group.parent / name).read_text())
 
     def _groups_remove(self) -> None:
@@ -231,7 +281,9 @@ class Machine:
 
 
 def removed(group: Path) -> bool:
-    """Remove a control group and those in it, as far as they hold no process; whether it is gone."""
+    """Remove a control group and those in it, as far as they hold no process; whether it is
+    gone.
+    """
     for base, _, _ in os.walk(group, topdown=False):
         with contextlib.suppress(OSError):
             Path(base).rmdir()

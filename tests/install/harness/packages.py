@@ -1,7 +1,8 @@
-"""The packages of this checkout, built by `make deb` in the tree of a suite, as a site's build host builds them.
+"""The packages of this checkout, built by `make deb` in the tree of a suite, as a site's build host
+builds them.
 
-Built once per state of the source and kept below the trees. The wheels are fetched outside, once for all suites; the
-build itself has no network.
+Built once per state of the source and kept below the trees. The wheels are fetched outside, once
+for all suites; the build itself has no network.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ NOT_PACKED = ("tests/", "bench/", "packaging/epoch", ".ci/")
 
 
 def built(suite: str, revision: int, command: str = "make deb") -> Path:
-    """The directory with the .deb files of a revision; higher revisions are updates. Raises Unavailable."""
+    """The directory with the .deb files of a revision; higher revisions are updates. Raises
+    Unavailable.
+    """
     tree, source = trees.build_tree(suite), _source()
     key = _key(source, command)
     out = trees.root() / "packages" / suite / f"{key}-{revision}"
     if not out.is_dir():
-        print(f"building the packages of Debian {trees.SUITES[suite]}, revision {revision}", flush=True)
+        print(
+            f"building the packages of Debian {trees.SUITES[suite]}, revision {revision}",
+            flush=True,
+        )
         _build(tree, source, out, f"{command} REVISION={revision}")
         _forget(out.parent)
     return out
@@ -49,7 +55,9 @@ def _source() -> Path:
     with log.open("wb") as out:
         made = subprocess.run(argv, cwd=trees.CHECKOUT, stdout=out, stderr=out, check=False)
     if made.returncode:
-        raise trees.Unavailable(f"the source archive cannot be made ({trees.last(log)}); read {log}")
+        raise trees.Unavailable(
+            f"the source archive cannot be made ({trees.last(log)}); read {log}"
+        )
     return trees.CHECKOUT / trees.last(log)
 
 
@@ -60,11 +68,28 @@ def _build(tree: Path, source: Path, out: Path, command: str) -> None:
     subprocess.run(["tar", "-xzf", source, "--strip-components=1", "-C", work], check=True)
     shutil.copytree(trees.CHECKOUT / "build/wheels", work / "build/wheels", symlinks=True)
     log = out.with_name(f"{out.name}.log")
-    argv = ["systemd-nspawn", "--quiet", "-D", str(tree), "--register=no", "--keep-unit", "--private-network"]
-    argv += [f"--machine=qgpu-build-{out.name}", f"--bind={work}:/qgpu", "--chdir=/qgpu", "--console=pipe"]
+    argv = [
+        "systemd-nspawn",
+        "--quiet",
+        "-D",
+        str(tree),
+        "--register=no",
+        "--keep-unit",
+        "--private-network",
+    ]
+    argv += [
+        f"--machine=qgpu-build-{out.name}",
+        f"--bind={work}:/qgpu",
+        "--chdir=/qgpu",
+        "--console=pipe",
+    ]
     with log.open("wb") as output:
         done = subprocess.run(
-            [*argv, *command.split()], stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+            [*argv, *command.split()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            check=False,
         )
     if done.returncode:
         raise RuntimeError(f"`{command}` failed for {tree.name}: {trees.last(log)}; read {log}")
@@ -74,7 +99,8 @@ def _build(tree: Path, source: Path, out: Path, command: str) -> None:
 
 def _forget(directory: Path) -> None:
     builds = sorted(
-        (each for each in directory.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime
+        (each for each in directory.iterdir() if each.is_dir()),
+        key=lambda each: each.stat().st_mtime,
     )
     for old in builds[:-KEPT]:
         shutil.rmtree(old)

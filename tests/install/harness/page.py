@@ -1,8 +1,8 @@
 """The command blocks of docs/install.md: what the test runs is what the page shows.
 
-A block that is run begins with ```sh on=WHERE, where WHERE is one of PLACES (site.py), or build; `as=USER` runs it
-as that user. A block that begins with ```output right behind it is what the command prints; a line `...` in it stands
-for any lines, and `...` within a line for any text.
+A block that is run begins with ```sh on=WHERE, where WHERE is one of PLACES (site.py), or build;
+`as=USER` runs it as that user. A block that begins with ```output right behind it is what the
+command prints; a line `...` in it stands for any lines, and `...` within a line for any text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _HEADING = re.compile(r"^#+ (.*)$")
 
 @dataclass
 class Block:
-    """One fenced block. `on` is empty where it is not run; `shown` is the output below it, None without one."""
+    """One fenced block. `on` is empty where it is not run; `shown` is the output below it, None
+    without one.
+    """
 
     section: str
     line: int
@@ -31,7 +33,9 @@ class Block:
 
     def word(self, name: str) -> str:
         """The value of NAME=VALUE behind the fence; empty without it."""
-        return next((word.split("=", 1)[1] for word in self.words if word.startswith(f"{name}=")), "")
+        return next(
+            (word.split("=", 1)[1] for word in self.words if word.startswith(f"{name}=")), ""
+        )
 
     @property
     def on(self) -> str:
@@ -49,7 +53,9 @@ class Block:
         return self.word("as") or "root"
 
     def commands(self) -> list[str]:
-        """The commands of the block: continued lines are one, a here-document belongs to its command."""
+        """The commands of the block: continued lines are one, a here-document belongs to its
+        command.
+        """
         found: list[str] = []
         lines = iter(self.text.splitlines())
         for line in lines:
@@ -96,7 +102,9 @@ def _end(found: list[Block], block: Block) -> None:
 
 
 def shows(shown: str, real: str) -> bool:
-    """Whether a command's output is what the page shows; spaces at the ends of lines and empty lines do not count."""
+    """Whether a command's output is what the page shows; spaces at the ends of lines and empty
+    lines do not count.
+    """
     lines = [line.strip() for line in shown.splitlines() if line.strip()]
     pattern = "".join(r"(?:.*\n)*" if line == "..." else _line(line) for line in lines)
     plain = "".join(f"{line.strip()}\n" for line in real.splitlines() if line.strip())

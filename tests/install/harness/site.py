@@ -1,7 +1,8 @@
 """A site with a stock Slurm: one controller with accounting, two nodes, a login host, two users.
 
-What is written here is what the site's admin wrote before qgpu came: no line of it is qgpu's. Cards are the site's own
-business too (`gpu:MODEL:2` per node), so that the site has jobs that ask for whole cards.
+What is written here is what the site's admin wrote before qgpu came: no line of it is qgpu's. Cards
+are the site's own business too (`gpu:MODEL:2` per node), so that the site has jobs that ask for
+whole cards.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ PLACES: dict[str, tuple[str, ...]] = {
 BRIDGE = "qgpu0"
 USERS = {"alice": 2001, "bob": 2002}
 _SERVICES = {"slurmctld", "slurmdbd", "mariadb", "slurmd"}
-# The controller's own are enabled once they have a database: until then neither ends when it is told to.
+# The controller's own are enabled once they have a database: until then neither ends when it is
+# told to.
 _WANTED = {"ctl": {"mariadb"}, "n1": {"slurmd"}, "n2": {"slurmd"}, "login": set()}
 _PROCESSORS = {"CPUs", "Boards", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore"}
 _SLURM_CONF = """\
@@ -144,7 +146,10 @@ class Site:
 
     def await_controller(self) -> None:
         """Wait until slurmctld answers."""
-        until(lambda: "is UP" in self["ctl"].run("scontrol ping", check=False).out, "an answer of slurmctld")
+        until(
+            lambda: "is UP" in self["ctl"].run("scontrol ping", check=False).out,
+            "an answer of slurmctld",
+        )
 
     def await_idle(self) -> None:
         """Wait until slurmctld answers and both nodes may have jobs."""
@@ -152,7 +157,8 @@ class Site:
         states = {"idle", "mixed", "allocated"}
         until(
             lambda: set(self["ctl"].run(ask, check=False).out.split() or ["-"]) <= states,
-            "idle nodes: " + self["ctl"].run("sinfo -N -o '%N %T %E'; scontrol ping", check=False).text,
+            "idle nodes: "
+            + self["ctl"].run("sinfo -N -o '%N %T %E'; scontrol ping", check=False).text,
         )
 
 
@@ -166,7 +172,9 @@ def _hardware(host: Machine) -> str:
 def _prepare(host: Machine, munge: bytes, key: Path) -> None:
     files = host.files
     for service in _SERVICES - _WANTED[host.name]:
-        (files / f"etc/systemd/system/multi-user.target.wants/{service}.service").unlink(missing_ok=True)
+        (files / f"etc/systemd/system/multi-user.target.wants/{service}.service").unlink(
+            missing_ok=True
+        )
     lines = "".join(f"{NETWORK}.{number} {name}\n" for name, number in HOSTS.items())
     host.write("/etc/hosts", f"127.0.0.1 localhost\n{lines}")
     (files / "etc/munge/munge.key").write_bytes(munge)
@@ -188,7 +196,9 @@ def _prepare(host: Machine, munge: bytes, key: Path) -> None:
 def _controller(host: Machine, key: Path) -> None:
     conf = host.files / "etc/slurm/slurmdbd.conf"
     host.write("/etc/slurm/slurmdbd.conf", _SLURMDBD_CONF, 0o600)
-    subprocess.run(["chroot", str(host.files), "chown", "slurm:", "/etc/slurm/slurmdbd.conf"], check=True)
+    subprocess.run(
+        ["chroot", str(host.files), "chown", "slurm:", "/etc/slurm/slurmdbd.conf"], check=True
+    )
     assert conf.exists()
     for file in (key, key.with_suffix(".pub")):
         host.write(f"/root/.ssh/{file.name}", file.read_text(), 0o600)
@@ -209,14 +219,19 @@ def _start_controller(site: Site) -> None:
     ctl = site["ctl"]
     ctl.run(f'mysql -e "{_DATABASE}"')
     ctl.run("systemctl enable --now slurmdbd")
-    until(lambda: ctl.run("sacctmgr -n list cluster", check=False).status == 0, "an answer of slurmdbd")
+    until(
+        lambda: ctl.run("sacctmgr -n list cluster", check=False).status == 0,
+        "an answer of slurmdbd",
+    )
     ctl.run(_ACCOUNTS)
     ctl.run("systemctl enable --now slurmctld")
     site.await_controller()
 
 
 @contextlib.contextmanager
-def running(suite: str, tree: Path, state: Path, driver: Callable[[Machine], None]) -> Iterator[Site]:
+def running(
+    suite: str, tree: Path, state: Path, driver: Callable[[Machine], None]
+) -> Iterator[Site]:
     """A site that is up. `driver` puts the cards' driver on a node before it boots.
 
     Runs in a network and mount namespace of its own (`python -m harness`)."""
@@ -238,7 +253,8 @@ def running(suite: str, tree: Path, state: Path, driver: Callable[[Machine], Non
             if host.name in NODES:
                 driver(host)
         _controller(hosts["ctl"], key)
-        # The controller first: a slurmd that does not find it does not end for a minute and a half when it is told to.
+        # The controller first: a slurmd that does not find it does not end for a minute and a half
+        # when it is told to.
         hosts["ctl"].boot()
         _start_controller(site)
         for name in (*NODES, "login"):

@@ -5,8 +5,9 @@
 set -euo pipefail
 directory=$1 suite=$2 mirror=$3
 packages=(
-    systemd systemd-sysv dbus iproute2 procps openssh-server python3 python3-apt sudo ca-certificates curl jq
-    slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server
+    systemd systemd-sysv dbus iproute2 procps openssh-server python3 python3-apt sudo
+    ca-certificates curl jq slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins
+    slurm-wlm-mysql-plugin munge mariadb-server
 )
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$directory" "$mirror"
 
@@ -19,9 +20,12 @@ chmod 755 "$directory/usr/sbin/policy-rc.d"
 inside() { chroot "$directory" env DEBIAN_FRONTEND=noninteractive "$@"; }
 inside apt-get update -q
 # What came from this machine's apt.conf.d stays as it is.
-inside apt-get install -y -q --no-install-recommends -o Dpkg::Options::=--force-confold "${packages[@]}"
+inside apt-get install -y -q --no-install-recommends \
+    -o Dpkg::Options::=--force-confold "${packages[@]}"
 inside apt-get clean
 
-# As on a host that was installed from a disk: nothing of the machine that made the tree, services may start.
-rm -f "$directory"/usr/sbin/policy-rc.d "$directory"/etc/machine-id "$directory"/var/lib/dbus/machine-id
+# As on a host that was installed from a disk: nothing of the machine that made the tree, services
+# may start.
+rm -f "$directory"/usr/sbin/policy-rc.d "$directory"/etc/machine-id \
+    "$directory"/var/lib/dbus/machine-id
 : >"$directory/etc/machine-id"

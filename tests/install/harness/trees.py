@@ -1,7 +1,8 @@
 """The Debian trees that hosts are copies of, and what is built in them.
 
-A tree is made once, by debootstrap, below QGPU_INSTALL_TREES (default /var/cache/qgpu/install) and is then used
-again. It has stock Slurm, munge, MariaDB and an ssh server, and nothing of qgpu. Needs root and a Debian mirror.
+A tree is made once, by debootstrap, below QGPU_INSTALL_TREES (default /var/cache/qgpu/install) and
+is then used again. It has stock Slurm, munge, MariaDB and an ssh server, and nothing of qgpu. Needs
+root and a Debian mirror.
 """
 
 from __future__ import annotations
@@ -67,13 +68,17 @@ def need() -> None:
 
 
 def tree(suite: str) -> Path:
-    """The tree of a suite, made when it is not there yet (two minutes, 0.9 GB). Raises Unavailable."""
+    """The tree of a suite, made when it is not there yet (two minutes, 0.9 GB). Raises
+    Unavailable.
+    """
     return _made(suite, "tree_make.sh", [suite, MIRROR], f"Debian {suite} with its Slurm")
 
 
 def build_tree(suite: str) -> Path:
     """The tree of a suite in which packages are built. Raises Unavailable."""
-    return _made(f"{suite}.build", "build_tree_make.sh", [suite, MIRROR], f"Debian {suite} with a compiler")
+    return _made(
+        f"{suite}.build", "build_tree_make.sh", [suite, MIRROR], f"Debian {suite} with a compiler"
+    )
 
 
 def _made(name: str, script: str, arguments: list[str], what: str) -> Path:
@@ -90,9 +95,13 @@ def _make(done: Path, argv: list[str]) -> None:
     unfinished, log = Path(argv[1]), done.with_name(f"{done.name}.log")
     shutil.rmtree(unfinished, ignore_errors=True)
     with log.open("wb") as out:
-        made = subprocess.run(["bash", *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+        made = subprocess.run(
+            ["bash", *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
+        )
     if made.returncode:
-        raise Unavailable(f"the tree {done} cannot be made here ({last(log)}); the whole output is in {log}")
+        raise Unavailable(
+            f"the tree {done} cannot be made here ({last(log)}); the whole output is in {log}"
+        )
     (unfinished / STAMP).write_text(_recipe(Path(argv[0]).name))
     unfinished.rename(done)
 

@@ -7,7 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
-from arbiter_support import CARD, CARD2, Arbiter, Tenant, arbiter, grant, settings, tenant_stats, wait_for
+from arbiter_support import (
+    CARD,
+    CARD2,
+    Arbiter,
+    Tenant,
+    arbiter,
+    grant,
+    settings,
+    tenant_stats,
+    wait_for,
+)
 from filter_support import EPOLL_PWAIT2, without
 
 from enforcer.wire import abi
@@ -148,7 +158,9 @@ def test_heartbeat_is_renewed_within_the_lease(tmp_path: Path) -> None:
 
 
 def test_stopped_tenant_at_the_gate_does_not_hold_others_up(tmp_path: Path) -> None:
-    """It claims to wait for ever but never uses its turns: the other one keeps nearly the whole card."""
+    """It claims to wait for ever but never uses its turns: the other one keeps nearly the whole
+    card.
+    """
     liar_grant, worker_grant = grant(1, share=90), grant(2, share=10)
     with arbiter(tmp_path) as one, prepare(one, liar_grant, worker_grant) as link:
         liar, worker = Tenant(one.run_dir, liar_grant), Tenant(one.run_dir, worker_grant)
@@ -165,7 +177,9 @@ def test_stopped_tenant_at_the_gate_does_not_hold_others_up(tmp_path: Path) -> N
 
 
 def test_stopped_online_tenant_at_the_gate_keeps_offline_out_once(tmp_path: Path) -> None:
-    """It is given a try again and again, and its launch counts at once; but offline does not wait for the tries."""
+    """It is given a try again and again, and its launch counts at once; but offline does not
+    wait for the tries.
+    """
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, prepare(one, on, off) as link:
         online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
@@ -189,7 +203,9 @@ def test_stopped_online_tenant_at_the_gate_keeps_offline_out_once(tmp_path: Path
 
 
 def test_first_kernel_after_a_long_wait_is_seen_without_a_marker(tmp_path: Path) -> None:
-    """Its launch was counted when it came to the closed gate; no counter moves when it passes at last."""
+    """Its launch was counted when it came to the closed gate; no counter moves when it passes at
+    last.
+    """
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, prepare(one, on, off) as link:
         online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)

@@ -1,4 +1,6 @@
-"""Online's word about the end of its work: never believed against what the arbiter saw, and never for later work."""
+"""Online's word about the end of its work: never believed against what the arbiter saw, and
+never for later work.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,18 @@ def test_brief_work_counts_despite_an_earlier_report(tmp_path: Path, told: bool)
             assert online.begin()
             online.finish()  # over before anybody looks
             since = tell(online) if told else since
-            assert released_ns(offline, before + 2) - since >= RELEASE_NS, "counted from what was told before"
+            assert released_ns(offline, before + 2) - since >= RELEASE_NS, (
+                "counted from what was told before"
+            )
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_reported_end_counts_rather_than_the_sample_that_finds_it(tmp_path: Path, told: bool) -> None:
-    """The arbiter is kept from looking when the work ends, so that its look comes far later than its timers are."""
+def test_a_reported_end_counts_rather_than_the_sample_that_finds_it(
+    tmp_path: Path, told: bool
+) -> None:
+    """The arbiter is kept from looking when the work ends, so that its look comes far later than
+    its timers are.
+    """
     with two_tenants(tmp_path) as (one, online, offline):
         before = offline.gate.changes
         assert online.begin()

@@ -56,7 +56,9 @@ def test_a_list_of_what_is_no_list_is_refused_and_the_connection_goes_on(tmp_pat
 
 
 @pytest.mark.parametrize("cut", [1, 20, 300])
-def test_a_packet_that_ends_in_the_middle_of_a_message_ends_the_connection(tmp_path: Path, cut: int) -> None:
+def test_a_packet_that_ends_in_the_middle_of_a_message_ends_the_connection(
+    tmp_path: Path, cut: int
+) -> None:
     message = bytes(abi.CtlTenant(abi.head(abi.CTL_TENANT, abi.CtlTenant), 5)) * 2
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.bind(str(tmp_path / abi.SOCK_CONTROL))

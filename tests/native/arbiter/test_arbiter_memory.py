@@ -1,4 +1,6 @@
-"""What a tenant is charged beside its live processes: contexts, and processes that died but lie on the card still."""
+"""What a tenant is charged beside its live processes: contexts, and processes that died but lie
+on the card still.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ for _ in range({second}):
     assert os.wait()[1] == 0
 """
 HELD = 123456  # what child() says it holds
-UNHURRIED = ("--answer-ms", "600000")  # a loaded machine may take long from a death to the look at it
+# a loaded machine may take long from a death to the look at it
+UNHURRIED = ("--answer-ms", "600000")
 
 
 def ended(watch: DeathWatch, seconds: float = 10) -> ProcessStats:
@@ -98,7 +101,9 @@ def test_dead_process_stays_charged_while_the_driver_lists_it(tmp_path: Path) ->
         link.gone(1 << 40, CARD, tenant.slot.pid)
         link.gone(1 << 40, "GPU-other", process.pid)
         link.gone(7, CARD, process.pid)
-        assert tenant.gate.mem_extra == HELD + 44, "only the process itself, on its card and of its job"
+        assert tenant.gate.mem_extra == HELD + 44, (
+            "only the process itself, on its card and of its job"
+        )
         link.gone(1 << 40, CARD, process.pid)
         assert tenant.gate.mem_extra == 0
         link.gone(1 << 40, CARD, process.pid)
@@ -133,7 +138,9 @@ def test_while_the_watcher_is_away_memory_stays_charged(tmp_path: Path) -> None:
 
 
 def test_as_long_as_the_card_lists_it_a_dead_process_stays_charged(tmp_path: Path) -> None:
-    """Of two that died, one is named again and again for three times as long as the other is kept."""
+    """Of two that died, one is named again and again for three times as long as the other is
+    kept.
+    """
     mine = grant(1)
     with (
         arbiter(tmp_path, "--answer-ms", "1000") as one,
@@ -173,7 +180,9 @@ def test_a_watcher_that_never_answers_and_one_that_comes_later(tmp_path: Path) -
 
 
 def test_dead_list_is_bounded_and_only_hurts_its_own_job(tmp_path: Path) -> None:
-    """A process that lies about its size is charged its job's cap at most, and another job nothing."""
+    """A process that lies about its size is charged its job's cap at most, and another job
+    nothing.
+    """
     mine, other = grant(1, cap=10 * MIB), grant(2)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
         link.sync([settings()], [mine, other])
@@ -181,7 +190,11 @@ def test_dead_list_is_bounded_and_only_hurts_its_own_job(tmp_path: Path) -> None
         kill(child(one, 1, "offline", "tenant.slot.mem_used = 2**63"))
         ended(watch)
         assert tenant.gate.mem_extra == 10 * MIB
-        kill(child(one, 1, "offline", "tenant.slot.mem_used = 1; tenant.slot.mem_pending = 2**64 - 1"))
+        kill(
+            child(
+                one, 1, "offline", "tenant.slot.mem_used = 1; tenant.slot.mem_pending = 2**64 - 1"
+            )
+        )
         ended(watch)
         assert tenant.gate.mem_extra == 20 * MIB
         assert bystander.gate.mem_extra == 0 and tenant_stats(link, 2).mem_used == 7
@@ -191,7 +204,9 @@ def test_dead_list_is_bounded_and_only_hurts_its_own_job(tmp_path: Path) -> None
 
 
 def test_a_process_without_memory_frees_nothing_of_the_overflow(tmp_path: Path) -> None:
-    """It dies when the list is full and others are counted as one: an answer for it would be taken for another's."""
+    """It dies when the list is full and others are counted as one: an answer for it would be
+    taken for another's.
+    """
     mine = grant(1)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
         link.sync([settings()], [mine])
@@ -220,7 +235,9 @@ def many_deaths(one: Arbiter, watch: DeathWatch) -> list[ProcessStats]:
     told: list[ProcessStats] = []
     code = BURST.format(here=str(HERE), run_dir=str(one.run_dir), first=FIRST, second=SECOND)
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as crowd:
-        wait_for(lambda: told.extend(watch.died()) or len(told) == FIRST, "each death is reported", 60)
+        wait_for(
+            lambda: told.extend(watch.died()) or len(told) == FIRST, "each death is reported", 60
+        )
         crowd.communicate("go\n", timeout=60)  # the others wait ready to register
     wait_for(lambda: told.extend(watch.died()) or len(told) == FIRST + SECOND, "and the others")
     assert crowd.returncode == 0
@@ -228,8 +245,9 @@ def many_deaths(one: Arbiter, watch: DeathWatch) -> list[ProcessStats]:
 
 
 def test_many_deaths_at_once(tmp_path: Path) -> None:
-    """More than one list holds, died in one moment: each is told and charged; 128 are told apart, the others end
-    together, with the last of them."""
+    """More than one list holds, died in one moment: each is told and charged; 128 are told
+    apart, the others end together, with the last of them.
+    """
     mine = grant(1)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
         link.sync([settings()], [mine])
@@ -267,7 +285,10 @@ def test_processes_are_listed_for_the_audit(tmp_path: Path) -> None:
         tenant.slot.mem_pending = 5
         process = child(one, 2, "online")
         me = tenant.slot.pid
-        expected = {ProcessStats(1, CARD, me, 0, 11, 5), ProcessStats(2, CARD, process.pid, 0, HELD, 0)}
+        expected = {
+            ProcessStats(1, CARD, me, 0, 11, 5),
+            ProcessStats(2, CARD, process.pid, 0, HELD, 0),
+        }
         assert set(link.processes()) == expected
         tenant.slot.mem_used = 2**64 - 1
         assert next(p for p in link.processes() if p.pid == me).mem_used == 1 << 48
@@ -289,7 +310,9 @@ def test_watch_ends_with_the_arbiter(tmp_path: Path) -> None:
 
 
 def test_same_pid_registers_again_while_its_predecessor_is_charged(tmp_path: Path) -> None:
-    """Numbers of processes come round: a new process is not let go of in the place of a dead one."""
+    """Numbers of processes come round: a new process is not let go of in the place of a dead
+    one.
+    """
     mine = grant(1)
     with arbiter(tmp_path) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
         link.sync([settings()], [mine])

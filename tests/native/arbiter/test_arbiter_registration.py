@@ -1,4 +1,6 @@
-"""Who may become part of a tenant, what a process gets, and what its death and the arbiter's leave behind."""
+"""Who may become part of a tenant, what a process gets, and what its death and the arbiter's
+leave behind.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,6 @@ from arbiter_support import (
 )
 
 from enforcer.wire import abi
-from enforcer.wire.link import ArbiterGone
 
 pytestmark = pytest.mark.native
 HERE = Path(__file__).resolve().parents[2] / "support/node"
@@ -52,7 +53,9 @@ time.sleep(600)
 
 def child(one: Arbiter, job: int, job_class: str, extra: str = "") -> subprocess.Popen[str]:
     """A process that registered and now sleeps."""
-    code = CHILD.format(here=str(HERE), run_dir=str(one.run_dir), job=job, job_class=job_class, extra=extra)
+    code = CHILD.format(
+        here=str(HERE), run_dir=str(one.run_dir), job=job, job_class=job_class, extra=extra
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "registered\n"
@@ -74,13 +77,23 @@ def test_pages_say_what_they_are(tmp_path: Path) -> None:
         link.sync([settings(window_us=700, lease_ms=9000)], [mine, grant(10, "online")])
         tenant = Tenant(one.run_dir, mine, mem_used=5000)
         gate = tenant.gate
-        assert (gate.magic, gate.version, gate.size, gate.job_id) == (abi.MAGIC, abi.ABI_VERSION, 128, 9)
+        assert (gate.magic, gate.version, gate.size, gate.job_id) == (
+            abi.MAGIC,
+            abi.ABI_VERSION,
+            128,
+            9,
+        )
         assert (gate.mem_cap, gate.window_us, gate.lease_ms) == (3 << 30, 700, 9000)
         assert (tenant.job.magic, tenant.job.nslots) == (abi.MAGIC, 128)
         assert (tenant.slot.pid, tenant.slot.mem_used) == (os.getpid(), 5000)
         assert tenant.answer.mem_cap == 3 << 30
         stats = tenant_stats(link, 9)
-        assert (stats.mem_used, stats.mem_peak, stats.procs, stats.job_class) == (5000, 5000, 1, "offline")
+        assert (stats.mem_used, stats.mem_peak, stats.procs, stats.job_class) == (
+            5000,
+            5000,
+            1,
+            "offline",
+        )
         link.revoke(10)
         assert tenant.gate.window_us == 20_000, "alone on the card, and nobody is expected"
 
@@ -140,14 +153,22 @@ def test_another_user_is_refused(tmp_path: Path) -> None:
     )
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [mine])
-        done = subprocess.run([sys.executable, "-c", code, one.run_dir, HERE], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, one.run_dir, HERE], capture_output=True, text=True
+        )
         assert "runs as uid 12345, but job 1 belongs to uid 0" in done.stdout, done.stderr
         assert done.stdout.startswith(str(errno.EPERM)) and done.stdout.rstrip().endswith("[]")
         own = subprocess.run(
-            [sys.executable, "-c", "import socket,sys; s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
-             "import os; os.setuid(12345); s.connect(sys.argv[1])", one.run_dir / "arbiter.sock"],
-            capture_output=True, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                "import socket,sys; s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
+                "import os; os.setuid(12345); s.connect(sys.argv[1])",
+                one.run_dir / "arbiter.sock",
+            ],
+            capture_output=True,
+            text=True,
+        )
         assert "PermissionError" in own.stderr
 
 
@@ -166,12 +187,20 @@ def test_killed_process_frees_its_slot_and_its_work(tmp_path: Path) -> None:
         wait_for(lambda: not offline.closed, "offline gets the card back")
         assert time.monotonic() - killed < 20
         stats = tenant_stats(link, 1)
-        assert (stats.mem_used, stats.mem_peak, stats.launches, stats.mem_denied) == (0, 123456, 8, 3)
+        assert (stats.mem_used, stats.mem_peak, stats.launches, stats.mem_denied) == (
+            0,
+            123456,
+            8,
+            3,
+        )
         again = Tenant(one.run_dir, on)
         assert again.answer.slot == 0 and again.slot.launches == 0
         again.slot.launches = 5
         again.ring()
-        wait_for(lambda: tenant_stats(link, 1).launches == 13, "totals of the dead process stay in the sum")
+        wait_for(
+            lambda: tenant_stats(link, 1).launches == 13,
+            "totals of the dead process stay in the sum",
+        )
 
 
 def test_end_of_the_connection_does_not_free_the_slot(tmp_path: Path) -> None:
@@ -189,7 +218,9 @@ def test_end_of_the_connection_does_not_free_the_slot(tmp_path: Path) -> None:
         assert again.answer.slot == tenant.answer.slot and tenant_stats(link, 1).procs == 1
         assert (again.slot.launches, again.slot.mem_used) == (4, 77)
         assert again.slot.fences[3].submitted == 0, "streams of before say nothing any more"
-        wait_for(lambda: not tenant_stats(link, 1).busy, "not busy for ever because of an old marker")
+        wait_for(
+            lambda: not tenant_stats(link, 1).busy, "not busy for ever because of an old marker"
+        )
 
 
 def test_before_the_list_is_complete_one_asks_again(tmp_path: Path) -> None:
@@ -228,106 +259,6 @@ def test_revoked_job_without_processes_is_gone(tmp_path: Path) -> None:
         wait_for(lambda: not link.stats(), "freed with its last process")
 
 
-def test_restart_keeps_gates_and_offline_waits_for_online(tmp_path: Path) -> None:
-    on, off = grant(1, "online"), grant(2)
-    with arbiter(tmp_path) as one, one.link() as link:
-        boot = link.sync([settings(grace_ms=5000)], [on, off])
-        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
-        assert online.begin()
-        wait_for(lambda: offline.closed, "preempted")
-        assert one.stop(signal.SIGKILL) == -signal.SIGKILL
-        time.sleep(0.05)
-        assert offline.closed and not online.closed, "gates stay as they are"
-        with pytest.raises(ArbiterGone):
-            link.stats()
-        one.start()
-        assert link.sync([settings(grace_ms=5000)], [on, off]) != boot
-        back = Tenant(one.run_dir, off)
-        assert back.closed and back.flags & abi.GATE_WHY_RECOVERY
-        online_again = Tenant(one.run_dir, on)
-        wait_for(lambda: not back.closed, "online came back idle: nothing to wait for", 3)
-        assert not online_again.closed
-
-
-def test_online_that_comes_back_has_time_to_show_its_work(tmp_path: Path) -> None:
-    """When it registers nothing tells whether it is at work: it may stand between two launches."""
-    on, off = grant(1, "online"), grant(2)
-    with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings(grace_ms=60_000)], [on, off])
-        offline = Tenant(one.run_dir, off)
-        begin = time.monotonic_ns()
-        online = Tenant(one.run_dir, on)
-        wait_for(lambda: not offline.closed, "it shows no work, so offline runs in the end", 30)
-        assert offline.gate.changed_ns - begin > 200_000_000, "that was before its next launch could be seen"
-        assert not online.closed
-
-
-def test_online_that_comes_back_shows_what_it_left_on_the_card(tmp_path: Path) -> None:
-    """A shim that takes over new pages with work under way rings, and no launch is needed to see that work."""
-    on, late, off = grant(1, "online"), grant(2, "online"), grant(3)
-    with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings(grace_ms=60_000, idle_release_ms=60_000)], [on, late, off])
-        offline = Tenant(one.run_dir, off)
-        assert offline.flags & abi.GATE_WHY_RECOVERY
-
-        def comes_back() -> bool:
-            """Again where the machine stalls: such work is believed for 100 ms."""
-            online = Tenant(one.run_dir, on)
-            online.slot.unfenced = 1
-            online.ring()
-            return bool(offline.flags & abi.GATE_WHY_PREEMPTED)
-
-        wait_for(comes_back, "offline waits for online's work, no longer for the other tenant")
-        assert offline.closed and not offline.gate.changes
-
-
-def test_recovery_ends_after_the_grace_time(tmp_path: Path) -> None:
-    on, off = grant(1, "online"), grant(2)
-    with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings(grace_ms=300)], [on, off])
-        begin = time.monotonic()
-        offline = Tenant(one.run_dir, off)
-        assert offline.flags & abi.GATE_WHY_RECOVERY
-        wait_for(lambda: not offline.closed, "online never came back")
-        assert 0.2 < time.monotonic() - begin < 30
-
-
-def test_daemon_restart_moves_no_gate(tmp_path: Path) -> None:
-    on, off = grant(1, "online"), grant(2)
-    with arbiter(tmp_path) as one:
-        with one.link() as link:
-            boot = link.sync([settings()], [on, off])
-            online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
-            wait_for(lambda: not offline.closed, "open")
-        changes = (online.gate.changes, offline.gate.changes)
-        with one.link() as link:
-            assert link.sync([settings()], [on, off]) == boot
-            assert tenant_stats(link, 2).procs == 1
-        assert (online.gate.changes, offline.gate.changes) == changes
-
-
-def test_second_arbiter_in_the_same_directory_refuses(tmp_path: Path) -> None:
-    with arbiter(tmp_path) as one:
-        second = subprocess.run(
-            [one.binary, "--run-dir", one.run_dir], capture_output=True, text=True, timeout=10
-        )
-        assert second.returncode == 1 and "another qgpu-arbiter serves" in second.stderr
-        assert one.link().hello()
-
-
-def test_run_dir_that_others_can_write_is_refused(tmp_path: Path) -> None:
-    open_dir = tmp_path / "open"
-    open_dir.mkdir()
-    open_dir.chmod(0o777)
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
-    for bad in (open_dir, link):
-        done = subprocess.run(
-            [Arbiter(bad).binary, "--run-dir", bad], capture_output=True, text=True, timeout=10
-        )
-        assert done.returncode == 1 and "no other user can write" in done.stderr
-
-
 def test_trace_has_every_change(tmp_path: Path) -> None:
     on, off = grant(1, "online"), grant(2)
     trace = tmp_path / "gates.trace"
@@ -339,10 +270,13 @@ def test_trace_has_every_change(tmp_path: Path) -> None:
         wait_for(lambda: offline.closed, "closed")
         closed_at = offline.gate.changed_ns
         wait_for(
-            lambda: trace.stat().st_size % 24 == 0 and closed_at in times(trace), "written within a moment", 2
+            lambda: trace.stat().st_size % 24 == 0 and closed_at in times(trace),
+            "written within a moment",
+            2,
         )
     events = [
-        abi.GateEvent.from_buffer_copy(trace.read_bytes(), at) for at in range(0, trace.stat().st_size, 24)
+        abi.GateEvent.from_buffer_copy(trace.read_bytes(), at)
+        for at in range(0, trace.stat().st_size, 24)
     ]
     event = next(e for e in events if e.t_ns == closed_at)
     assert (event.job_id, event.card) == (2, 0) and event.flags & abi.GATE_WHY_PREEMPTED
@@ -371,8 +305,10 @@ def test_both_cards_of_a_job_over_one_connection(tmp_path: Path) -> None:
 
 
 def test_a_short_second_connection_of_a_process_is_waited_for(tmp_path: Path) -> None:
-    """The NVML library's, which a monitor's thread opens while another is in cuInit, is over in a moment; that of a
-    second copy of the shim is not. Who registers meanwhile is told to ask again, then that there is another copy."""
+    """The NVML library's, which a monitor's thread opens while another is in cuInit, is over in
+    a moment; that of a second copy of the shim is not. Who registers meanwhile is told to ask
+    again, then that there is another copy.
+    """
     mine = grant(1)
     message, proof = register_message(1), abi.pack_grant(mine)
     with arbiter(tmp_path) as one, one.link() as link:
@@ -384,7 +320,8 @@ def test_a_short_second_connection_of_a_process_is_waited_for(tmp_path: Path) ->
         assert status_of(one, message, sealed(proof))[0] == 0
         stays, began = Tenant(one.run_dir, mine), time.monotonic()
         wait_for(
-            lambda: status_of(one, message, sealed(proof))[0] == errno.ENOSPC, "it is older than a second"
+            lambda: status_of(one, message, sealed(proof))[0] == errno.ENOSPC,
+            "it is older than a second",
         )
         assert time.monotonic() - began > 0.9
         assert "another copy of the driver library" in status_of(one, message, sealed(proof))[1]

@@ -86,15 +86,23 @@ def process(one: Arbiter, job: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_stopped_holder_loses_its_turns(tmp_path: Path) -> None:
-    """SIGSTOP in the middle of its turns (scontrol suspend): others soon have the card, and it comes back."""
+    """SIGSTOP in the middle of its turns (scontrol suspend): others soon have the card, and it
+    comes back.
+    """
     stopped, worker = grant(1), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [stopped, worker])
         with process(one, 1) as child, Worker(Tenant(one.run_dir, worker)) as other:
-            wait_for(lambda: tenant_stats(link, 2).closed_share_ns > 0 and other.done > 20, "they take turns")
+            wait_for(
+                lambda: tenant_stats(link, 2).closed_share_ns > 0 and other.done > 20,
+                "they take turns",
+            )
             os.kill(child.pid, signal.SIGSTOP)
-            # Whatever it held: a kernel on the card is awaited 100 ms each turn, and debited, until it is called stuck.
-            wait_for(lambda: other.open_part(link, 0.3) > 0.9, "nearly the whole card is the other's")
+            # Whatever it held: a kernel on the card is awaited 100 ms each turn, and debited, until
+            # it is called stuck.
+            wait_for(
+                lambda: other.open_part(link, 0.3) > 0.9, "nearly the whole card is the other's"
+            )
             wait_for(lambda: other.open_part(link, 1.0) > 0.95, "for good")
             os.kill(child.pid, signal.SIGCONT)
             before = tenant_stats(link, 1).launches
@@ -102,7 +110,9 @@ def test_stopped_holder_loses_its_turns(tmp_path: Path) -> None:
 
 
 def test_holder_whose_markers_never_complete(tmp_path: Path) -> None:
-    """A hung kernel: after the drain's limit the others run, it pays for all of it, and soon it is passed over."""
+    """A hung kernel: after the drain's limit the others run, it pays for all of it, and soon it
+    is passed over.
+    """
     hung, worker = grant(1), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [hung, worker])
@@ -139,7 +149,9 @@ def test_who_has_long_kernels_is_not_soon_called_stuck(tmp_path: Path) -> None:
 
 
 def test_tenant_that_always_says_it_waits(tmp_path: Path) -> None:
-    """Equal shares, so its turns are short: what it leaves unused adds up, and its word counts for less each time."""
+    """Equal shares, so its turns are short: what it leaves unused adds up, and its word counts
+    for less each time.
+    """
     liar_grant, worker_grant = grant(1), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [liar_grant, worker_grant])
@@ -171,7 +183,9 @@ def test_tenant_that_never_says_anything(tmp_path: Path) -> None:
 
 
 def test_online_that_claims_work_for_ever_and_shows_none(tmp_path: Path) -> None:
-    """A stopped online tenant at its open gate does not lock offline out for longer than the release and its doubt."""
+    """A stopped online tenant at its open gate does not lock offline out for longer than the
+    release and its doubt.
+    """
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings(idle_release_ms=10)], [on, off])
@@ -209,7 +223,9 @@ def test_counters_in_lanes_count(tmp_path: Path) -> None:
 
 
 def test_who_stood_too_long_at_an_open_gate_and_then_goes_on(tmp_path: Path) -> None:
-    """Doubted, since its thread got no processor: its launch, counted long ago, is work when it is made after all."""
+    """Doubted, since its thread got no processor: its launch, counted long ago, is work when it
+    is made after all.
+    """
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings(idle_release_ms=5)], [on, off])
@@ -225,4 +241,7 @@ def test_who_stood_too_long_at_an_open_gate_and_then_goes_on(tmp_path: Path) -> 
         offline.slot.quantum_start_ns = went_on
         offline.slot.waiting = 0
         offline.ring()
-        wait_for(lambda: offline.gate.changed_ns > went_on, "it is looked at from now on, and need not ring")
+        wait_for(
+            lambda: offline.gate.changed_ns > went_on,
+            "it is looked at from now on, and need not ring",
+        )

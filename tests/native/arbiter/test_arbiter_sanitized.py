@@ -1,6 +1,8 @@
-"""Everything at once against the sanitized twins: processes come and die, gates move, qgpud asks and changes settings.
+"""Everything at once against the sanitized twins: processes come and die, gates move, qgpud asks
+and changes settings.
 
-Thread and address sanitizer end the arbiter with another status than 0 when they have anything to report.
+Thread and address sanitizer end the arbiter with another status than 0 when they have anything to
+report.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ while True:
 
 
 def without_random_addresses() -> tuple[str, ...]:
-    """The thread sanitizer of older compilers does not start where a kernel scatters addresses widely."""
+    """The thread sanitizer of older compilers does not start where a kernel scatters addresses
+    widely.
+    """
     prefix = ("setarch", "-R")
     with contextlib.suppress(OSError):
         if subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
@@ -132,7 +136,10 @@ def test_everything_at_once(tmp_path: Path, binary: Path) -> None:
     both = grant(3, "offline", 50, 1 << 30, CARD, CARD2)
     prefix = without_random_addresses() if binary is ARBITER_TSAN else ()
     trace = str(tmp_path / "trace.bin")
-    with arbiter(tmp_path, "--trace", trace, binary=binary, prefix=prefix) as one, one.link() as link:
+    with (
+        arbiter(tmp_path, "--trace", trace, binary=binary, prefix=prefix) as one,
+        one.link() as link,
+    ):
         link.sync([settings(CARD), settings(CARD2)], [on, off, both])
         crowd = Crowd()
         with DeathWatch(one.run_dir) as watch:

@@ -1,4 +1,6 @@
-"""Settings of a card that is in use: classes without isolation, suspension across cards, changes under load."""
+"""Settings of a card that is in use: classes without isolation, suspension across cards, changes
+under load.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ SUPPORT = Path(__file__).parents[2] / "support/node"
 
 @contextmanager
 def working(*tenants: Tenant) -> Iterator[dict[Tenant, int]]:
-    """Each has always a kernel on the card or a thread at the gate; yields how many launches went through."""
+    """Each has always a kernel on the card or a thread at the gate; yields how many launches
+    went through.
+    """
     done = dict.fromkeys(tenants, 0)
     stop = threading.Event()
 
@@ -111,18 +115,25 @@ def test_job_on_two_cards_is_suspended_on_both(tmp_path: Path) -> None:
         wait_for(lambda: not neighbour.closed, "the other card is free for its own tenants")
         assert tenant_stats(link, 3, CARD2).suspended and not tenant_stats(link, 3, CARD).suspended
         assert not there.begin(), "it stands there"
-        wait_for(lambda: tenant_stats(link, 3, CARD2).closed_suspended_ns > 5_000_000, "this is counted")
+        wait_for(
+            lambda: tenant_stats(link, 3, CARD2).closed_suspended_ns > 5_000_000, "this is counted"
+        )
         stats = tenant_stats(link, 3, CARD2)
         assert stats.closed_suspended_ns <= stats.closed_preempted_ns
         assert tenant_stats(link, 3, CARD).closed_suspended_ns == 0
         online.finish()
         wait_for(lambda: not here.closed, "released here")
-        wait_for(lambda: not there.closed or not neighbour.closed, "and there, in turns with the neighbour")
+        wait_for(
+            lambda: not there.closed or not neighbour.closed,
+            "and there, in turns with the neighbour",
+        )
         wait_for(lambda: not tenant_stats(link, 3, CARD2).suspended, "no longer suspended")
 
 
 def test_two_online_tenants_on_two_cards_leave_no_knot(tmp_path: Path) -> None:
-    """Preempted on both cards by different tenants: each card's reopening depends on its own online tenant alone."""
+    """Preempted on both cards by different tenants: each card's reopening depends on its own
+    online tenant alone.
+    """
     both = grant(3, "offline", 50, 1 << 30, CARD, CARD2)
     on, on2 = grant(1, "online"), grant(2, "online", 50, 1 << 30, CARD2)
     with arbiter(tmp_path) as one, one.link() as link:
@@ -160,7 +171,9 @@ def test_suspension_can_be_switched_off_and_ends_with_the_job(tmp_path: Path) ->
 
 
 def test_window_is_a_budget_of_the_card(tmp_path: Path) -> None:
-    """Processes of one tenant that work at the same time divide the window; idle ones do not count."""
+    """Processes of one tenant that work at the same time divide the window; idle ones do not
+    count.
+    """
     mine, other = grant(1), grant(2, "online")
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings(window_us=900)], [mine, other])
@@ -181,7 +194,9 @@ def test_window_is_a_budget_of_the_card(tmp_path: Path) -> None:
 
 
 def test_window_is_wide_without_an_online_tenant(tmp_path: Path) -> None:
-    """What the card's window is for is online's first launch: an online job counts from its grant on."""
+    """What the card's window is for is online's first launch: an online job counts from its
+    grant on.
+    """
     offline, online = [grant(1), grant(2)], grant(3, "online")
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings(window_us=500)], offline)
@@ -189,7 +204,8 @@ def test_window_is_wide_without_an_online_tenant(tmp_path: Path) -> None:
         assert first.gate.window_us == second.gate.window_us == SHARED_WINDOW_US
         link.card(settings(window_us=500, policy_offline="fixed-share"))
         wait_for(
-            lambda: first.gate.window_us == FIXED_WINDOW_US, "what is in flight comes on top of a fixed share"
+            lambda: first.gate.window_us == FIXED_WINDOW_US,
+            "what is in flight comes on top of a fixed share",
         )
         link.grant(online)
         wait_for(
@@ -203,13 +219,16 @@ def test_window_is_wide_without_an_online_tenant(tmp_path: Path) -> None:
 
 
 def test_window_of_online_is_no_smaller_for_its_own_sake(tmp_path: Path) -> None:
-    """The card's window bounds what online waits for; what online itself queues up delays other online tenants only."""
+    """The card's window bounds what online waits for; what online itself queues up delays other
+    online tenants only.
+    """
     mine, other, batch = grant(1, "online"), grant(2, "online"), grant(3)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings(window_us=500)], [mine, batch])
         online, offline = Tenant(one.run_dir, mine), Tenant(one.run_dir, batch)
         wait_for(
-            lambda: (online.gate.window_us, offline.gate.window_us) == (20_000, 500), "one online tenant"
+            lambda: (online.gate.window_us, offline.gate.window_us) == (20_000, 500),
+            "one online tenant",
         )
         link.grant(other)
         wait_for(
@@ -221,7 +240,9 @@ def test_window_of_online_is_no_smaller_for_its_own_sake(tmp_path: Path) -> None
 
 
 def run_in_child(one, mine):  # type: ignore[no-untyped-def]
-    """A second process of the job; returns how to command it: work (a kernel that never ends), quit."""
+    """A second process of the job; returns how to command it: work (a kernel that never ends),
+    quit.
+    """
     import subprocess
     import sys
 
@@ -236,8 +257,10 @@ def run_in_child(one, mine):  # type: ignore[no-untyped-def]
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code, SUPPORT, one.run_dir, str(mine.job_id)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdin and child.stdout and child.stdout.readline() == "ready\n"
 
     def command(word: str) -> None:
@@ -253,7 +276,9 @@ def run_in_child(one, mine):  # type: ignore[no-untyped-def]
 
 
 def test_settings_change_under_load(tmp_path: Path) -> None:
-    """Slice, window, release, lease and policies of a card in use change at once, and nobody's turn is lost."""
+    """Slice, window, release, lease and policies of a card in use change at once, and nobody's
+    turn is lost.
+    """
     big, small = grant(1, share=60), grant(2, share=20)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings(slice_us=1_000_000)], [big, small])
@@ -288,8 +313,13 @@ def test_idle_release_changes_while_offline_waits(tmp_path: Path) -> None:
         time.sleep(0.05)
         assert offline.closed, "for a minute"
         link.card(settings(idle_release_ms=10))
-        wait_for(lambda: not offline.closed, "the shorter release counts for the wait in progress", 5)
-        assert 0 < tenant_stats(link, 1).held_ns < 30_000_000_000 and tenant_stats(link, 2).held_ns == 0
+        wait_for(
+            lambda: not offline.closed, "the shorter release counts for the wait in progress", 5
+        )
+        assert (
+            0 < tenant_stats(link, 1).held_ns < 30_000_000_000
+            and tenant_stats(link, 2).held_ns == 0
+        )
 
 
 def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
@@ -299,7 +329,9 @@ def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
         link.sync([settings(policy_offline="fixed-share")], [mine])
         tenant = Tenant(one.run_dir, mine)
         with working(tenant):
-            wait_for(lambda: tenant.closed and tenant.flags & abi.GATE_WHY_SHARE, "its share is used up")
+            wait_for(
+                lambda: tenant.closed and tenant.flags & abi.GATE_WHY_SHARE, "its share is used up"
+            )
             begin, used = time.monotonic_ns(), tenant_stats(link, 1).busy_ns
             time.sleep(1.5)
             share = (tenant_stats(link, 1).busy_ns - used) / (time.monotonic_ns() - begin)
@@ -309,7 +341,8 @@ def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
 def lost_in_a_turn(directory: Path) -> int | None:
     """Nanoseconds between the first ring of a turn and its end that nobody was charged for.
 
-    None: this process stood still while the arbiter had heard the ring; without a launch it then asks for another one.
+    None: this process stood still while the arbiter had heard the ring; without a launch it then
+    asks for another one.
     """
     directory.mkdir()
     mine = grant(1, share=25)
@@ -337,9 +370,13 @@ def lost_in_a_turn(directory: Path) -> int | None:
         return ended - rang - (tenant_stats(link, 1).busy_ns - before)
 
 
-def test_a_turn_is_charged_from_its_ring_although_the_launch_was_counted_before(tmp_path: Path) -> None:
-    """A launch is counted when it comes to the closed gate; when the gate opens it only rings, then it is made. Alone
-    on a card the next look comes 5 ms later: half of that time used to be lost, each time."""
+def test_a_turn_is_charged_from_its_ring_although_the_launch_was_counted_before(
+    tmp_path: Path,
+) -> None:
+    """A launch is counted when it comes to the closed gate; when the gate opens it only rings,
+    then it is made. Alone on a card the next look comes 5 ms later: half of that time used to be
+    lost, each time.
+    """
     turns = (lost_in_a_turn(tmp_path / str(i)) for i in range(15))
     lost = list(itertools.islice((turn for turn in turns if turn is not None), 5))
     assert len(lost) == 5

@@ -1,4 +1,6 @@
-"""Who watches deaths and does not read misses none, with as little room in its socket as the unit file leaves it."""
+"""Who watches deaths and does not read misses none, with as little room in its socket as the
+unit file leaves it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ for _ in range({JOBS * PROCESSES}):
 def all_told(watch: DeathWatch) -> list[ProcessStats]:
     """Every death, from a watch that was not read so far."""
     told: list[ProcessStats] = []
-    wait_for(lambda: told.extend(watch.died()) or len(told) >= JOBS * PROCESSES, "every death is told", 60)
+    wait_for(
+        lambda: told.extend(watch.died()) or len(told) >= JOBS * PROCESSES,
+        "every death is told",
+        60,
+    )
     return told
 
 
@@ -52,13 +58,17 @@ def test_a_late_watcher_gets_every_death_once(tmp_path: Path) -> None:
     ):
         link.sync([settings()], grants)
         words = [sys.executable, "-c", CROWD, str(one.run_dir)]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
+        with subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as crowd:
             assert crowd.stdout is not None and crowd.stdout.readline() == "ready\n"
             pids = {process.pid for process in link.processes()}
             crowd.communicate("go\n", timeout=60)
         assert crowd.returncode == 0 and len(pids) == JOBS * PROCESSES
         extra = JOBS * PROCESSES * HELD
-        wait_for(lambda: sum(t.mem_extra for t in link.stats()) == extra, "all died and are charged")
+        wait_for(
+            lambda: sum(t.mem_extra for t in link.stats()) == extra, "all died and are charged"
+        )
         told = all_told(late)
         assert len(told) == JOBS * PROCESSES and {death.pid for death in told} == pids
         with DeathWatch(one.run_dir) as later:

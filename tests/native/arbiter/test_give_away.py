@@ -1,4 +1,6 @@
-"""Real programs that hold a turn and do nothing with it: others work on, and they have their turns again after."""
+"""Real programs that hold a turn and do nothing with it: others work on, and they have their
+turns again after.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from bench.harness.node import Rig, wait_for
 from bench.harness.scene import endless
 from enforcer.wire.link import TenantStats
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 ODD, OTHER = 1, 2
 STOPPED = "stopped"
 

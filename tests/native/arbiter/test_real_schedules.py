@@ -1,9 +1,11 @@
-"""Random schedules of grants, launches, allocations, kills and revocations, on the real chain, against a model.
+"""Random schedules of grants, launches, allocations, kills and revocations, on the real chain,
+against a model.
 
-test_shim_memory_model.py plays ten thousand schedules with an arbiter of the test's own, step by step. Here arbiter,
-simulated driver and three jobs of both classes on two cards are real; this test is qgpud only as far as it answers
-deaths from NVML's list. After each step the arbiter's books must say what the model says, each refusal must be one that
-the model foresees, everything that was launched must be executed once, and no gate may stay closed.
+test_shim_memory_model.py plays ten thousand schedules with an arbiter of the test's own, step by
+step. Here arbiter, simulated driver and three jobs of both classes on two cards are real; this test
+is qgpud only as far as it answers deaths from NVML's list. After each step the arbiter's books must
+say what the model says, each refusal must be one that the model foresees, everything that was
+launched must be executed once, and no gate may stay closed.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def give(place, mib, kind):
     at, size = c.c_uint64(), c.c_size_t(mib << 20)
     if kind == "plain": code = cu.cuMemAlloc_v2(c.byref(at), size)
     elif kind == "managed": code = cu.cuMemAllocManaged(c.byref(at), size, 1)
-    else: code = cu.cuMemAllocPitch_v2(c.byref(at), c.byref(c.c_size_t()), c.c_size_t(1 << 20), c.c_size_t(mib), 4)
+    else: code = cu.cuMemAllocPitch_v2(
+        c.byref(at), c.byref(c.c_size_t()), c.c_size_t(1 << 20), c.c_size_t(mib), 4)
     if code == 0: held[place] = at
     return code
 def free(place):
@@ -111,7 +114,8 @@ class Worker:
     def line(self) -> str:
         """The next answer; none for so long is a gate that stays closed."""
         assert self.process.stdout
-        while b"\n" not in self.heard:  # several may come at once: what a text stream buffers, no poll sees
+        # several may come at once: what a text stream buffers, no poll sees
+        while b"\n" not in self.heard:
             assert readable_within(self.process.stdout.fileno(), HANGS_S), f"job {self.job} hangs"
             more = os.read(self.process.stdout.fileno(), 4096)
             assert more, self.process.communicate()[1]
@@ -164,11 +168,15 @@ class World:
         """A first grant, or a change of it: class, share and cap are drawn."""
         classes: tuple[JobClass, ...] = get_args(JobClass)
         self.caps[job] = cap = self.random.choice(CAPS_MIB)
-        self.node.grant(job, self.random.choice(classes), self.random.choice(SHARES), cap, CARDS[job])
+        self.node.grant(
+            job, self.random.choice(classes), self.random.choice(SHARES), cap, CARDS[job]
+        )
         self.seen["grants"] += 1
 
     def revoke(self, job: int) -> None:
-        """What the epilog does: its processes are gone, then the grant; then somebody else has the number."""
+        """What the epilog does: its processes are gone, then the grant; then somebody else has
+        the number.
+        """
         for worker in [w for w in self.workers if w.job == job]:
             self.kill(worker)
         self.node.link.revoke(job)
@@ -198,20 +206,25 @@ class World:
         card = self.random.choice(CARDS[job])
         visible = {"CUDA_VISIBLE_DEVICES": self.node.uuids[card]}
         command = [sys.executable, "-c", WORKER]
-        process = self.node.spawn(command, self.node.grants[job], stdin=subprocess.PIPE, env=visible)
+        process = self.node.spawn(
+            command, self.node.grants[job], stdin=subprocess.PIPE, env=visible
+        )
         worker = Worker(process, job, card, self.caps[job])
         assert worker.line() == "ready"
         self.workers.append(worker)
 
     def allocate(self, worker: Worker) -> None:
-        """Something, or the end of what lies there; the cap of the job on the card decides, not the process's."""
+        """Something, or the end of what lies there; the cap of the job on the card decides, not
+        the process's.
+        """
         place = self.random.randrange(PLACES)
         if place in worker.held:
             assert worker.ask("free", place) == 0
             worker.held.pop(place)
             return
         mib = self.random.choice(SIZES_MIB)
-        cap = min(worker.cap, self.caps[worker.job])  # a change reaches who runs only where it takes away
+        # a change reaches who runs only where it takes away
+        cap = min(worker.cap, self.caps[worker.job])
         fits = self.used(worker.job, worker.card) + mib * MIB <= cap * MIB
         code = worker.ask("give", place, mib, self.random.choice(("plain", "managed", "pitch")))
         told = (worker.job, mib, cap, self.used(worker.job, worker.card) // MIB)
@@ -251,7 +264,9 @@ class World:
         self.seen["kills"] += 1
 
     def buried(self, pid: int) -> bool:
-        """Answers deaths as qgpud does; True once this process is on no card and charged to nobody."""
+        """Answers deaths as qgpud does; True once this process is on no card and charged to
+        nobody.
+        """
         on_cards = {p.pid for uuid in self.node.uuids for p in self.nvml.processes(uuid)}
         for dead in self.watch.died() if readable_within(self.watch.fileno(), 0.0) else ():
             self.dead.append(dead)
@@ -279,7 +294,9 @@ class World:
                 wait_for("the last look at the counters", partial(self.counted, job, card))
 
     def counted(self, job: int, card: int) -> bool:
-        """Whether the arbiter counted every launch: it looks at an idle tenant a few times a second."""
+        """Whether the arbiter counted every launch: it looks at an idle tenant a few times a
+        second.
+        """
         found = {(t.job_id, t.uuid): t.launches for t in self.node.link.stats()}
         return self.agrees(found[job, self.node.uuids[card]], job, card)
 
@@ -293,7 +310,9 @@ class World:
     def lost(self) -> dict[int, int]:
         """Kernels that were launched and waited for, and are not in the trace, by pid."""
         whole = Counter(span.pid for span in self.node.trace() if span.last and not span.cut)
-        return {pid: count - whole[pid] for pid, count in self.executed.items() if whole[pid] < count}
+        return {
+            pid: count - whole[pid] for pid, count in self.executed.items() if whole[pid] < count
+        }
 
     def schedule(self) -> None:
         """One schedule."""
@@ -349,4 +368,6 @@ def test_random_schedules_on_the_real_chain_agree_with_the_model() -> None:
             assert booked <= wall, "no card gave more than there was"
         wait_for("the last kernel in the trace", lambda: not world.lost(), HANGS_S)
         print(f"{SCHEDULES} schedules: {dict(world.seen)}, longest wait {world.longest_s:.2f} s")
-    assert all(world.seen[name] for name in ("allocations", "refusals", "launches", "kills", "revocations"))
+    assert all(
+        world.seen[name] for name in ("allocations", "refusals", "launches", "kills", "revocations")
+    )

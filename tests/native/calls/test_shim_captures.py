@@ -73,13 +73,17 @@ def test_a_thread_that_ends_takes_the_capture_of_its_own_stream_with_it(probe: s
 
 
 def test_stream_first_used_during_a_capture_is_fast_after_it() -> None:
-    done = subprocess.run([s.BUILD / "test" / "shim-seen-unit"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [s.BUILD / "test" / "shim-seen-unit"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")
 def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) -> None:
-    """The driver takes its time over our event query, so that captures begin between what we know and what it hears."""
+    """The driver takes its time over our event query, so that captures begin between what we
+    know and what it hears.
+    """
     with Rig(tmp_path, settings={"idle_release_ms": 1}) as rig:
         offline, online = rig.grant(2, "offline"), rig.grant(1, "online")
         program = rig.spawn(
@@ -88,7 +92,8 @@ def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) ->
         assert program.stdout and program.stdin
         assert program.stdout.readline().strip() == "ready"
         assert rig.fault(f"delay call=cuEventQuery us=2000 pid={program.pid}") >= 0
-        watch = a.Tenant(rig.run_dir, online, rig.uuids[0])  # there is somebody online: a window of 500 us
+        # there is somebody online: a window of 500 us
+        watch = a.Tenant(rig.run_dir, online, rig.uuids[0])
         program.stdin.write("\n")
         program.stdin.flush()
         turns = 0
@@ -96,7 +101,9 @@ def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) ->
             turns += watch.begin()  # and offline's thread stands at its gate now and then
             s.readable_within(program.stdout.fileno(), 0.01)
             watch.finish()
-        assert program.stdout.readline().strip() == "0 spoiled", program.stderr and program.stderr.read()
+        assert program.stdout.readline().strip() == "0 spoiled", (
+            program.stderr and program.stderr.read()
+        )
         assert program.wait(20) == 0
         watch.close()
     assert turns > 5

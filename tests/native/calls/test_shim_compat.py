@@ -1,4 +1,6 @@
-"""A program that brings its own libcuda.so.1 (NVIDIA's cuda-compat): it runs below the shim, within the same limits."""
+"""A program that brings its own libcuda.so.1 (NVIDIA's cuda-compat): it runs below the shim,
+within the same limits.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def opened(maps: str) -> set[str]:
 def test_library_of_ld_library_path_runs_below_the_shim(
     tmp_path: Path, arbiter: s.FakeArbiter, compat: Path
 ) -> None:
-    with s.governed(tmp_path, s.CAP, env={"LD_LIBRARY_PATH": f"/none:{compat}:{s.STUB.parent}"}) as probe:
+    with s.governed(
+        tmp_path, s.CAP, env={"LD_LIBRARY_PATH": f"/none:{compat}:{s.STUB.parent}"}
+    ) as probe:
         s.started(probe)
         assert "compat" in opened(Path(f"/proc/{probe.process.pid}/maps").read_text())
         assert probe.ask(f"alloc 0 {25 * s.GIB}") == s.OUT_OF_MEMORY
@@ -65,7 +69,9 @@ def test_library_of_ld_library_path_runs_below_the_shim(
 def test_the_nodes_driver_where_the_loader_would_take_that(
     tmp_path: Path, arbiter: s.FakeArbiter, compat: Path, kind: str
 ) -> None:
-    """No other directory, the node's own first, the shim's (as where it is mounted), or a file that is no library."""
+    """No other directory, the node's own first, the shim's (as where it is mounted), or a file
+    that is no library.
+    """
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "libcuda.so.1").write_text("no library\n")
@@ -84,10 +90,14 @@ def test_library_of_the_programs_rpath(
 ) -> None:
     program = tmp_path / "opens"
     flags = [f"-Wl,-rpath,{compat}", f"-Wl,{tag}", "-ldl"]
-    subprocess.run(["cc", "-x", "c", "-o", program, "-", *flags], input=OPENS, text=True, check=True)
+    subprocess.run(
+        ["cc", "-x", "c", "-o", program, "-", *flags], input=OPENS, text=True, check=True
+    )
     fd = s.sealed("grant", s.grant_bytes(tmp_path, s.CAP))
     env = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(s.SHIM), "QGPU_GRANT_FD": str(fd)}
-    done = subprocess.run([program], env=env, pass_fds=[fd], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [program], env=env, pass_fds=[fd], capture_output=True, text=True, check=True
+    )
     os.close(fd)
     assert done.stdout.splitlines()[0] == "0"
     assert opened(done.stdout) == {"compat"}

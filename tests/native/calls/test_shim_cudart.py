@@ -1,4 +1,6 @@
-"""NVIDIA's own CUDA runtime under the shim: every function it asks for comes from us, in the right version."""
+"""NVIDIA's own CUDA runtime under the shim: every function it asks for comes from us, in the
+right version.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Query(NamedTuple):
 
 def runtime() -> Path:
     """libcudart of the pip package."""
-    found = sorted((s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu*/lib/libcudart.so.*"))
+    found = sorted(
+        (s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu*/lib/libcudart.so.*")
+    )
     if not found:
         pytest.skip("the package nvidia-cuda-runtime is not installed")
     return found[-1]
@@ -50,8 +54,12 @@ KINDS = {"package": None, "static": (), "static_per_thread": ("-default-stream",
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def queries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Query]:
-    """All that the runtime asks for at its first call, in order: a shared library, or linked into the program."""
+def queries(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Query]:
+    """All that the runtime asks for at its first call, in order: a shared library, or linked
+    into the program.
+    """
     path = tmp_path_factory.mktemp("cudart")
     options = KINDS[request.param]
     argv = [PROGRAM, runtime()] if options is None else [with_runtime_inside(path, *options)]
@@ -64,12 +72,20 @@ def queries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     arbiter.stop()
     assert done.stdout.startswith(f"0 {DRIVER} "), done
     lines = (path / "queries").read_text().splitlines()
-    return [Query(name, int(v), int(f), by) for name, v, f, by in (line.split(" ", 3) for line in lines)]
+    return [
+        Query(name, int(v), int(f), by) for name, v, f, by in (line.split(" ", 3) for line in lines)
+    ]
 
 
 def expected(query: Query) -> str:
-    """What the table says: the newest symbol of the name that is not newer than the version, hooked or not."""
-    rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
+    """What the table says: the newest symbol of the name that is not newer than the version,
+    hooked or not.
+    """
+    rows = [
+        line.split("\t")
+        for line in TABLE.read_text(encoding="utf-8").splitlines()
+        if line[0] != "#"
+    ]
     best: tuple[int, int, str, str] | None = None
     for symbol, api, since, ptsz, kind in rows:
         if api != query.name or int(since) > min(query.version, DRIVER):
@@ -91,10 +107,15 @@ def test_it_asks_for_several_versions_of_one_name(queries: list[Query]) -> None:
     """The reason why (name) alone is no key."""
     versions = {query.version for query in queries if query.name == "cuMemcpyBatchAsync"}
     assert {12080, 13000} <= versions
-    assert {query.version for query in queries if query.name == "cuGetProcAddress"} == {11030, 12000}
+    assert {query.version for query in queries if query.name == "cuGetProcAddress"} == {
+        11030,
+        12000,
+    }
 
 
-def test_each_query_gets_its_hook_or_the_drivers_function(tmp_path: Path, queries: list[Query]) -> None:
+def test_each_query_gets_its_hook_or_the_drivers_function(
+    tmp_path: Path, queries: list[Query]
+) -> None:
     arbiter = s.FakeArbiter(tmp_path, s.CAP)
     wrong, hooked = [], 0
     with s.governed(tmp_path, s.CAP) as probe:

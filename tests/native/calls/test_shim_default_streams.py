@@ -53,7 +53,8 @@ LOOKS_AT_CURRENT = {
 }
 LOOKS_AT_CONTEXT = {"cuCtxSynchronize_v2": "c0", "cuCtxRecordEvent": "c0 0x77"}
 STREAM_ENDS = ("cuStreamDestroy", "cuStreamDestroy_v2")
-# Those of the calls in a stream that take it as an argument, and work, of which some takes it in a structure.
+# Those of the calls in a stream that take it as an argument, and work, of which some takes it in a
+# structure.
 ORDERS = {name: args for name, (_, args) in BEHIND_SYMBOLS.items() if "s0" in args.split()}
 IN_STRUCTURE = ("cuLaunchKernelEx", "cuLaunchKernelEx_ptsz", "cuLaunchCooperativeKernelMultiDevice")
 WORK = {name: args for name, (_, args) in WORK_SYMBOLS.items()}
@@ -81,7 +82,9 @@ def asks(probe: s.Probe) -> bool:
 
 @pytest.mark.parametrize("symbol", BEGINS)
 def test_begin_of_a_capture(arbiter: s.FakeArbiter, probe: s.Probe, symbol: str) -> None:
-    """It is the meant stream's: nothing of ours goes in, nothing waits, and only that stream's end is its end."""
+    """It is the meant stream's: nothing of ours goes in, nothing waits, and only that stream's
+    end is its end.
+    """
     stream = meant(symbol)
     launch(probe, stream, 3)
     assert probe.ask("ctx_sync") == 0
@@ -142,7 +145,9 @@ def unmarked(arbiter: s.FakeArbiter, probe: s.Probe, stream: int) -> None:
 
 @pytest.mark.parametrize("symbol", [*LOOKS_AT_STREAM, *ORDERS])
 def test_look_at_a_stream_marks_it(arbiter: s.FakeArbiter, probe: s.Probe, symbol: str) -> None:
-    """The thread's own, and no other: a marker costs. The legacy one waits for all of its context: all are marked."""
+    """The thread's own, and no other: a marker costs. The legacy one waits for all of its
+    context: all are marked.
+    """
     arguments = LOOKS_AT_STREAM.get(symbol) or ORDERS[symbol].replace("s0", "0")
     for stream in (LEGACY, THREADS):
         unmarked(arbiter, probe, stream)
@@ -172,7 +177,9 @@ def test_look_at_the_current_context_marks_its_streams(
 
 
 @pytest.mark.parametrize("symbol", LOOKS_AT_CONTEXT)
-def test_look_at_a_context_by_its_handle(arbiter: s.FakeArbiter, probe: s.Probe, symbol: str) -> None:
+def test_look_at_a_context_by_its_handle(
+    arbiter: s.FakeArbiter, probe: s.Probe, symbol: str
+) -> None:
     """The thread has none itself."""
     unmarked(arbiter, probe, LEGACY)
     assert probe.ask("invoke cuCtxSetCurrent 0") == 0

@@ -1,4 +1,6 @@
-"""The shim stands in for the whole driver: every symbol, every version, and nothing else is exported."""
+"""The shim stands in for the whole driver: every symbol, every version, and nothing else is
+exported.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,16 @@ def exported(library: Path) -> set[str]:
 
 def test_exports_are_exactly_the_table() -> None:
     names = {row[0] for row in table()}
-    assert exported(s.SHIM) == names | {"qgpu_job_view", "ioctl"}  # for qgpu's libnvidia-ml.so.1; rm_ioctl.c
+    # for qgpu's libnvidia-ml.so.1; rm_ioctl.c
+    assert exported(s.SHIM) == names | {"qgpu_job_view", "ioctl"}
     assert len(names) > 700
     assert exported(s.STUB) >= names
 
 
 def test_soname_is_the_drivers() -> None:
-    out = subprocess.run(["readelf", "-d", str(s.SHIM)], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["readelf", "-d", str(s.SHIM)], capture_output=True, text=True, check=True
+    ).stdout
     assert "Library soname: [libcuda.so.1]" in out
 
 
@@ -122,7 +127,9 @@ def probe(tmp_path: Path):  # type: ignore[no-untyped-def]
         ("-", 0, 0, "500 none"),
     ],
 )
-def test_get_proc_address(probe: s.Probe, name: str, version: int, flags: int, expected: str) -> None:
+def test_get_proc_address(
+    probe: s.Probe, name: str, version: int, flags: int, expected: str
+) -> None:
     """Pass-throughs of the stub share one address, so of them only the library is compared."""
     answer = probe.text(f"proc {name} {version} {flags}")
     assert (" ".join(answer.split()[:2]) if " driver" in answer else answer) == expected
@@ -141,9 +148,13 @@ def test_newer_version_than_the_table_same_function(probe: s.Probe) -> None:
 
 
 def test_newer_version_that_is_another_function(probe: s.Probe) -> None:
-    """Work passes ungoverned; what gives memory, or keeps it past its release, is not offered at all."""
+    """Work passes ungoverned; what gives memory, or keeps it past its release, is not offered at
+    all.
+    """
     kinds = function_classes()
-    names = {row[1] for row in table() if row[4] == "hook" and row[3] == "0" and kinds[row[1]] != "entry"}
+    names = {
+        row[1] for row in table() if row[4] == "hook" and row[3] == "0" and kinds[row[1]] != "entry"
+    }
     assert probe.ask("version 14000") == 0
     before = {name: probe.text(f"proc {name} 14000 0") for name in names}
     assert probe.ask("newer 1") == 0
@@ -160,7 +171,9 @@ def test_newer_version_that_is_another_function(probe: s.Probe) -> None:
         "cuImportExternalMemory",
         "cuMemMap",
     ):
-        assert before[name].startswith("0 shim") and probe.text(f"proc {name} 14000 0") == "500 none"
+        assert (
+            before[name].startswith("0 shim") and probe.text(f"proc {name} 14000 0") == "500 none"
+        )
 
 
 def test_dlsym_finds_hooks_without_a_dlsym_hook(probe: s.Probe) -> None:

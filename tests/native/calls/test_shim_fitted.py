@@ -80,7 +80,9 @@ def test_what_is_left_works(tmp_path: Path) -> None:
         assert probe.ask(f"alloc 0 {s.GIB}") == 0
         assert probe.ask("launch 0 0x10 100") == 0
         assert arbiter.card.proc("launches") == 100
-        assert probe.text("proc cuMemAlloc 12000 0").startswith("0 "), "by cuGetProcAddress as before"
+        assert probe.text("proc cuMemAlloc 12000 0").startswith("0 "), (
+            "by cuGetProcAddress as before"
+        )
     arbiter.stop()
 
 
@@ -89,9 +91,18 @@ def test_a_library_can_be_linked_against_the_copy(fitted: Path, tmp_path: Path) 
     source.write_text("int cuInit(unsigned); int main(void) { return cuInit(0) == 0; }\n")
     program = tmp_path / "main"
     subprocess.run(["cc", "-o", program, source, fitted], check=True)
-    assert subprocess.run([program], env={"LD_LIBRARY_PATH": str(fitted.parent)}, check=False).returncode == 0
-    source.write_text("int cuCtxSynchronize_v2(void *); int main(void) { return cuCtxSynchronize_v2(0); }\n")
-    done = subprocess.run(["cc", "-o", program, source, fitted], capture_output=True, text=True, check=False)
+    assert (
+        subprocess.run(
+            [program], env={"LD_LIBRARY_PATH": str(fitted.parent)}, check=False
+        ).returncode
+        == 0
+    )
+    source.write_text(
+        "int cuCtxSynchronize_v2(void *); int main(void) { return cuCtxSynchronize_v2(0); }\n"
+    )
+    done = subprocess.run(
+        ["cc", "-o", program, source, fitted], capture_output=True, text=True, check=False
+    )
     assert done.returncode != 0 and "undefined reference" in done.stderr
 
 

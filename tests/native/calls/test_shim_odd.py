@@ -1,4 +1,6 @@
-"""Programs that do what few do: jump out of waits, cancel threads, use more streams than there are markers, ..."""
+"""Programs that do what few do: jump out of waits, cancel threads, use more streams than there
+are markers, ...
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ pytestmark = pytest.mark.native
 EARLY = s.BUILD / "test" / "early.so"
 
 
-# ---- waits that are left ------------------------------------------------------------------------------------
+# ---- waits that are left -------------------------------------------------------------------------
 
 
-def test_jump_out_of_a_closed_gate_leaves_no_waiting_thread(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_jump_out_of_a_closed_gate_leaves_no_waiting_thread(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
     arbiter.card.set(s.CLOSED | s.TRACK)
     assert probe.ask("timeout 0 0x10 50") == 1, "the handler left the launch"
     s.until(lambda: arbiter.card.proc("waiting") == 0)
@@ -58,7 +62,9 @@ def test_jump_out_of_a_full_window(arbiter: s.FakeArbiter, probe: s.Probe) -> No
 
 
 def test_cancelled_thread_launches_first(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """A launch is no cancellation point: the thread dies at its next one, with nothing of ours half done."""
+    """A launch is no cancellation point: the thread dies at its next one, with nothing of ours
+    half done.
+    """
     arbiter.card.set(s.CLOSED | s.TRACK)
     assert probe.ask("thread_waits 0") == 0
     s.until(lambda: arbiter.card.proc("waiting") == 1)
@@ -96,12 +102,14 @@ def test_fork_while_a_thread_stands_at_the_gate(arbiter: s.FakeArbiter, probe: s
     assert [arbiter.card.proc("waiting", slot=n) for n in (0, 1)] == [0, 0]
 
 
-# ---- more streams than markers ------------------------------------------------------------------------------
+# ---- more streams than markers -------------------------------------------------------------------
 
 
 def all_done(arbiter: s.FakeArbiter) -> bool:
     pairs = [arbiter.card.marker(index) for index in range(64)]
-    return arbiter.card.proc("unfenced") == 0 and all(submitted == done for submitted, done in pairs)
+    return arbiter.card.proc("unfenced") == 0 and all(
+        submitted == done for submitted, done in pairs
+    )
 
 
 def test_hundred_streams_that_take_turns(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -146,12 +154,15 @@ def test_window_bounds_a_hundred_streams(arbiter: s.FakeArbiter, probe: s.Probe)
 
 
 def test_long_kernels_do_not_pile_up_in_the_window(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """A kernel known to take 200 ms makes no progress for 200 ms: that is not what the 2 ms are for."""
+    """A kernel known to take 200 ms makes no progress for 200 ms: that is not what the 2 ms are
+    for.
+    """
     s.learned(arbiter, probe, 200000)
     assert probe.ask("hold 1") == 0
     assert probe.ask("launch 0 0x10 1") == 0
     bypassed = arbiter.card.proc("window_bypass")
-    for _ in range(2):  # one is queued behind it, shortly before the 200 ms are over; the next one is not
+    # one is queued behind it, shortly before the 200 ms are over; the next one is not
+    for _ in range(2):
         probe.send("launch 0 0x10 1")
         assert not probe.answered(0.1)
         assert arbiter.card.proc("window_bypass") == bypassed
@@ -161,11 +172,15 @@ def test_long_kernels_do_not_pile_up_in_the_window(arbiter: s.FakeArbiter, probe
     )  # it looks like a kernel that waits for another now
 
 
-# ---- starts and ends ----------------------------------------------------------------------------------------
+# ---- starts and ends -----------------------------------------------------------------------------
 
 
-def test_library_whose_constructor_uses_cuda_before_ours(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    """Preloaded after the shim it is initialised before it; cap and registration hold all the same."""
+def test_library_whose_constructor_uses_cuda_before_ours(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
+    """Preloaded after the shim it is initialised before it; cap and registration hold all the
+    same.
+    """
     with s.governed(tmp_path, s.CAP, env={"LD_PRELOAD": f"{s.SHIM} {EARLY}"}) as probe:
         assert probe.ask("init") == 0
         assert arbiter.card.asked == [0]
@@ -198,12 +213,16 @@ def test_cards_are_known_by_uuid_in_any_order(tmp_path: Path, order: str) -> Non
                 assert probe.ask("launch 0 0x10 7") == 0
                 assert (tenant.proc("mem_used"), tenant.proc("launches")) == (s.GIB // 2, 7)
         unseen = [t for u, t in arbiter.tenants.items() if str(int(u[-2:], 16)) not in order]
-        assert [tenant.asked for tenant in unseen] == [[]] * len(unseen), "not visible: not registered"
+        assert [tenant.asked for tenant in unseen] == [[]] * len(unseen), (
+            "not visible: not registered"
+        )
     arbiter.stop()
 
 
 def test_mig_instance_is_known_by_its_own_uuid(tmp_path: Path) -> None:
-    """Two instances of one card: version 1 of the query names the card, so only version 2 tells them apart."""
+    """Two instances of one card: version 1 of the query names the card, so only version 2 tells
+    them apart.
+    """
     arbiter = s.FakeArbiter(tmp_path, s.CAP)
     uuid = s.UUID.format(1).replace("GPU-", "MIG-")
     arbiter.tenants[uuid] = arbiter.tenants.pop(s.UUID.format(1))
@@ -222,7 +241,9 @@ def test_mig_instance_is_known_by_its_own_uuid(tmp_path: Path) -> None:
     arbiter.stop()
 
 
-def test_legacy_stream_gets_no_marker_unless_launched_into(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_legacy_stream_gets_no_marker_unless_launched_into(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
     """One in it would order all other streams of the context."""
     assert probe.ask("stream 1") == 0
     for order in ("launch 0 0x10 5", "launch 1 0x10 5", "ctx_sync", "invoke cuStreamSynchronize 0"):
@@ -234,8 +255,12 @@ def test_legacy_stream_gets_no_marker_unless_launched_into(arbiter: s.FakeArbite
     assert probe.ask("legacy_writes") >= 1
 
 
-def test_child_that_no_handler_of_fork_saw_does_not_crash(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    """_Fork and clone(2) run none; such a child cannot use CUDA, but it is the driver that says so."""
+def test_child_that_no_handler_of_fork_saw_does_not_crash(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
+    """_Fork and clone(2) run none; such a child cannot use CUDA, but it is the driver that says
+    so.
+    """
     with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         assert probe.ask(f"alloc 0 {20 * s.GIB}") == 0
@@ -246,7 +271,9 @@ def test_child_that_no_handler_of_fork_saw_does_not_crash(tmp_path: Path, arbite
         assert arbiter.card.proc("mem_used") == 21 * s.GIB
 
 
-def test_stream_that_is_lost_spoils_no_other_of_its_context(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_stream_that_is_lost_spoils_no_other_of_its_context(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
     """Its markers are refused because of it, not because the driver has none."""
     assert probe.ask("stream 1") == 0
     assert probe.ask(f"refuse_writes {s.INVALID_HANDLE}") == 0
@@ -260,10 +287,12 @@ def test_stream_that_is_lost_spoils_no_other_of_its_context(arbiter: s.FakeArbit
     assert arbiter.card.proc("unfenced") == 0
 
 
-# ---- an arbiter that is late --------------------------------------------------------------------------------
+# ---- an arbiter that is late ---------------------------------------------------------------------
 
 
-def test_an_arbiter_that_answers_late_is_asked_again(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+def test_an_arbiter_that_answers_late_is_asked_again(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
     """It was stopped for a while, or got no processor."""
     arbiter.unanswered = 1
     with s.governed(tmp_path, s.CAP) as probe:

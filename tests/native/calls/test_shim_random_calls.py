@@ -1,4 +1,6 @@
-"""Random programs of right and wrong calls have the same answers with the shim as without it (random_calls.py)."""
+"""Random programs of right and wrong calls have the same answers with the shim as without it
+(random_calls.py).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ import sim_tools
 
 from bench.harness.node import Rig
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 HERE = Path(__file__).resolve().parents[2] / "support/shim"
 JOB, NEIGHBOUR = 1, 2
 STEPS = int(os.environ.get("QGPU_TEST_STEPS", "700"))
-SEEDS = range(int(os.environ.get("QGPU_TEST_SEED", "1")), int(os.environ.get("QGPU_TEST_SEED", "1")) + 16)
+SEEDS = range(
+    int(os.environ.get("QGPU_TEST_SEED", "1")), int(os.environ.get("QGPU_TEST_SEED", "1")) + 16
+)
 THREADS = 4
 OF_CONTEXTS = ("201", "700", "709")  # none, one that died of a fault, one that was destroyed
 
@@ -42,13 +49,17 @@ def answers(
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        pytest.fail(f"it hangs in {out.splitlines()[-1:]} after {len(out.splitlines())} calls {err}")
+        pytest.fail(
+            f"it hangs in {out.splitlines()[-1:]} after {len(out.splitlines())} calls {err}"
+        )
     assert (process.returncode, err) == (0, ""), out.splitlines()[-3:]
     return [line.split() for line in out.splitlines()]
 
 
 def same(plain: list[str], ours: list[str]) -> bool:
-    """Of two things that are wrong with a call, one is the context: which of them is named is not our promise."""
+    """Of two things that are wrong with a call, one is the context: which of them is named is
+    not our promise.
+    """
     return plain == ours or (plain[0] == ours[0] and plain[1] != "0" and ours[1] in OF_CONTEXTS)
 
 
@@ -56,14 +67,20 @@ def same(plain: list[str], ours: list[str]) -> bool:
 def test_random_programs_have_the_drivers_answers(rig: Rig, seed: int) -> None:
     plain = answers(rig, False, seed)
     if seed % 2:  # its gate closes and opens all the time
-        rig.workload(rig.grants[NEIGHBOUR], "--length", "600", "--iters", "200000", "--no-sync-each=16")
+        rig.workload(
+            rig.grants[NEIGHBOUR], "--length", "600", "--iters", "200000", "--no-sync-each=16"
+        )
     ours = answers(rig, True, seed)
     assert len(plain) == len(ours) == STEPS
     different = [
-        (i, mine, *plain[max(0, i - 5) : i]) for i, mine in enumerate(ours) if not same(plain[i], mine)
+        (i, mine, *plain[max(0, i - 5) : i])
+        for i, mine in enumerate(ours)
+        if not same(plain[i], mine)
     ]
     assert different[:1] == []
-    assert len({name for name, status in ours if status == "0"}) > 30, "most calls succeed now and then"
+    assert len({name for name, status in ours if status == "0"}) > 30, (
+        "most calls succeed now and then"
+    )
 
 
 def of(number: int, lines: list[list[str]]) -> list[list[str]]:
@@ -73,10 +90,14 @@ def of(number: int, lines: list[list[str]]) -> list[list[str]]:
 
 @pytest.mark.parametrize("seed", SEEDS[:4])
 def test_programs_in_threads_have_them_too(rig: Rig, seed: int) -> None:
-    """The driver answers twice: an address that is gone may be another program's by then, once in a million calls."""
+    """The driver answers twice: an address that is gone may be another program's by then, once
+    in a million calls.
+    """
     driver = [answers(rig, False, seed, "random_threads.py", THREADS) for _ in range(2)]
     if seed % 2:
-        rig.workload(rig.grants[NEIGHBOUR], "--length", "600", "--iters", "200000", "--no-sync-each=16")
+        rig.workload(
+            rig.grants[NEIGHBOUR], "--length", "600", "--iters", "200000", "--no-sync-each=16"
+        )
     ours = answers(rig, True, seed, "random_threads.py", THREADS)
     assert len(ours) == STEPS * THREADS
     for number in range(THREADS):

@@ -12,7 +12,10 @@ from shim_memory_support import sanitizer_and_twin
 
 from bench.harness.node import BUILD, Rig, wait_for
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 PROGRAM = BUILD / "test" / "shim-strange"
 JOB = 1
 EXACT = ["tiny_stacks", "in_handlers", "at_ends_of_threads", "at_exit", "spawns", "closed"]
@@ -33,7 +36,9 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def under_slurm(*words: str | Path) -> list[str]:
-    """As a descendant of a step's slurmstepd: who closed its grant's descriptor is known by that."""
+    """As a descendant of a step's slurmstepd: who closed its grant's descriptor is known by
+    that.
+    """
     inner = " ".join(map(str, (PROGRAM, *words)))
     return ["/bin/bash", "-c", f"exec -a 'slurmstepd: [{JOB}.0]' /bin/bash -c '{inner}; exit $?'"]
 
@@ -42,7 +47,9 @@ def nothing_left(rig: Rig, launches: int) -> None:
     """The arbiter has counted so many launches, and the program is out of its books."""
     tenant = rig.link.stats
     wait_for("all are counted", lambda: tenant()[0].launches >= launches)
-    wait_for("it is over", lambda: not (tenant()[0].procs or tenant()[0].mem_used or tenant()[0].busy))
+    wait_for(
+        "it is over", lambda: not (tenant()[0].procs or tenant()[0].mem_used or tenant()[0].busy)
+    )
 
 
 @pytest.mark.parametrize("what", EXACT)
@@ -66,7 +73,9 @@ def test_exit_amid_launches_of_other_threads(rig: Rig) -> None:
 
 @pytest.mark.parametrize("how", ["local", "namespace"])
 def test_however_the_driver_is_loaded(rig: Rig, how: str) -> None:
-    """A namespace of its own (dlmopen) finds what lies under the driver's name: the shim, where it is mounted there."""
+    """A namespace of its own (dlmopen) finds what lies under the driver's name: the shim, where
+    it is mounted there.
+    """
     path = "libcuda.so.1" if how == "local" else str(rig.shim)
     launches = int(ended(rig.spawn([PROGRAM, "tiny_stacks", how, path], rig.grants[JOB])))
     nothing_left(rig, launches)
@@ -75,4 +84,6 @@ def test_however_the_driver_is_loaded(rig: Rig, how: str) -> None:
 
 def test_odd_questions_get_the_drivers_answers(rig: Rig) -> None:
     """Unknown names, versions and flags, and no place for the answer."""
-    assert ended(rig.spawn([PROGRAM, "asks"], rig.grants[JOB])) == ended(rig.spawn([PROGRAM, "asks"], None))
+    assert ended(rig.spawn([PROGRAM, "asks"], rig.grants[JOB])) == ended(
+        rig.spawn([PROGRAM, "asks"], None)
+    )

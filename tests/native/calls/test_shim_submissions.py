@@ -1,4 +1,5 @@
-"""Every call that submits work: hooked, held at a closed gate, counted once, seen as done when it is.
+"""Every call that submits work: hooked, held at a closed gate, counted once, seen as done when it
+is.
 
 The table names each symbol with arguments of at least a mebibyte;
 `big` is a structure or list full of 4096s, `s0` the program's stream.
@@ -67,7 +68,8 @@ for _bits in (8, 16, 32):
     WORK[f"cuMemsetD2D{_bits}"] = "0 0 0 4096 4096"
     WORK[f"cuMemsetD2D{_bits}Async"] = "0 0 0 4096 4096 s0"
 
-# Stands in a stream and takes nothing of the card: passes a closed gate, and marks what was launched before it.
+# Stands in a stream and takes nothing of the card: passes a closed gate, and marks what was
+# launched before it.
 BEHIND = {
     "cuLaunchHostFunc": "s0 0 0",
     "cuLaunchHostFunc_v2": "s0 0 0 0",
@@ -111,15 +113,23 @@ FORGETS = {
 
 
 def symbols(*classes: str) -> set[str]:
-    """The symbols of the functions of these classes (classes.tsv); of all functions if none is given."""
-    rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
+    """The symbols of the functions of these classes (classes.tsv); of all functions if none is
+    given.
+    """
+    rows = [
+        line.split("\t")
+        for line in TABLE.read_text(encoding="utf-8").splitlines()
+        if line[0] != "#"
+    ]
     lines = TABLE.with_name("classes.tsv").read_text(encoding="utf-8").splitlines()
     kind = dict(line.split("\t") for line in lines if line[0] != "#")
     return {row[0] for row in rows if not classes or kind[row[1]] in classes}
 
 
 def variants(name: str) -> list[str]:
-    """The symbols that take the same arguments: other versions of the same shape, default-stream variants."""
+    """The symbols that take the same arguments: other versions of the same shape, default-stream
+    variants.
+    """
     known = symbols()
     numbered = [] if f"{name}_v2" in WORK or f"{name}_v2" in BEHIND else [f"{name}_v2"]
     named = [name, *numbered]
@@ -127,7 +137,9 @@ def variants(name: str) -> list[str]:
 
 
 WORK_SYMBOLS = {symbol: (name, args) for name, args in WORK.items() for symbol in variants(name)}
-BEHIND_SYMBOLS = {symbol: (name, args) for name, args in BEHIND.items() for symbol in variants(name)}
+BEHIND_SYMBOLS = {
+    symbol: (name, args) for name, args in BEHIND.items() for symbol in variants(name)
+}
 
 
 def test_every_submission_is_tried_below() -> None:
@@ -169,7 +181,9 @@ def test_work_waits_counts_and_ends(bed: tuple[s.FakeArbiter, s.Probe], symbol: 
 
 
 @pytest.mark.parametrize("symbol", BEHIND_SYMBOLS)
-def test_what_stands_in_a_stream_passes_and_marks(bed: tuple[s.FakeArbiter, s.Probe], symbol: str) -> None:
+def test_what_stands_in_a_stream_passes_and_marks(
+    bed: tuple[s.FakeArbiter, s.Probe], symbol: str
+) -> None:
     arbiter, probe = bed
     arguments = BEHIND_SYMBOLS[symbol][1]
     arbiter.card.set(s.TRACK)
@@ -218,7 +232,9 @@ def test_every_kind_of_capture_is_left_alone(
     arbiter.card.set(s.TRACK)
     s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unfenced") == 1)
     assert probe.ask(f"invoke {begin}") == 0
-    assert arbiter.card.proc("unfenced") == 0, "the end of what runs is seen, however long the capture takes"
+    assert arbiter.card.proc("unfenced") == 0, (
+        "the end of what runs is seen, however long the capture takes"
+    )
     assert probe.ask("capturing 0 1") == 0
     launches, writes = arbiter.card.proc("launches"), probe.counts()["writes"]
     arbiter.card.set(s.CLOSED | s.TRACK)  # what is captured does not run: it must not wait

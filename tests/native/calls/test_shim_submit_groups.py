@@ -1,7 +1,9 @@
-"""Every group of calls that submit work, under shim, arbiter and simulated card: each call meets a closed gate once.
+"""Every group of calls that submit work, under shim, arbiter and simulated card: each call meets a
+closed gate once.
 
-The programs (programs/submit/sub_*.c) say before each call what must be counted and what the card must have run; the
-card's own trace is compared with that in the end, so nothing is lost, doubled, or let through early.
+The programs (programs/submit/sub_*.c) say before each call what must be counted and what the card
+must have run; the card's own trace is compared with that in the end, so nothing is lost, doubled,
+or let through early.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import pytest
 from arbiter_support import ARBITER_ASAN
 from shim_submit_support import site, walk
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 GROUPS = {"sub_kernel": 17, "sub_copy": 53, "sub_fill": 36, "sub_order": 26, "sub_graph": 14}
 
 

@@ -1,4 +1,6 @@
-"""The arbiter stops the groups of offline tenants by hardware: on the simulated control device, with real ioctls."""
+"""The arbiter stops the groups of offline tenants by hardware: on the simulated control device,
+with real ioctls.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_a_kernel_that_already_runs_is_stopped_and_goes_on(tmp_path: Path, metho
         stopped = here.becomes(2, "stopped")
         assert (stopped.stops, stopped.continues, sum(stopped.stop_hist)) == (1, 0, 1)
         if method != "timeslice":
-            assert runs_on(offline, 3 * LONG_US / 1e6), "the kernel went on although its groups are stopped"
+            assert runs_on(offline, 3 * LONG_US / 1e6), (
+                "the kernel went on although its groups are stopped"
+            )
         online.ask("peer.tenant.finish()")
         ready = here.becomes(2, "ready")
         ends(offline)
@@ -149,7 +153,12 @@ def test_switching_it_off_continues_at_once_and_on_again_asks(tmp_path: Path) ->
         assert here.tenant(2).state == "none"
         a.wait_for(lambda: here.descriptors() == 0, "nothing is kept while it is off")
         here.hardware()
-        assert offline.ask("peer.order()") == {"action": abi.ACT_REPORT, "method": 0, "serial": 0, "value": 0}
+        assert offline.ask("peer.order()") == {
+            "action": abi.ACT_REPORT,
+            "method": 0,
+            "serial": 0,
+            "value": 0,
+        }
         offline.ask(f"peer.cuda.launch({LONG_US})")
         offline.ask("peer.tell()")
         here.becomes(2, "ready")
@@ -243,11 +252,16 @@ def test_weights_set_slices_by_share_and_open_the_gates(tmp_path: Path) -> None:
             program.ask("peer.tenant.begin()")
             program.ask("peer.tenant.begin()")
         a.wait_for(
-            lambda: not first.ask("peer.tenant.closed") and not second.ask("peer.tenant.closed"), "no turns"
+            lambda: not first.ask("peer.tenant.closed") and not second.ask("peer.tenant.closed"),
+            "no turns",
         )
-        a.wait_for(lambda: first.ask("peer.tenant.gate.window_us") == 20_000, "two periods are in flight")
+        a.wait_for(
+            lambda: first.ask("peer.tenant.gate.window_us") == 20_000, "two periods are in flight"
+        )
         second.kill()
-        a.wait_for(lambda: first.ask("peer.slices()") == [10_000] * 3, "who is alone has the whole period")
+        a.wait_for(
+            lambda: first.ask("peer.slices()") == [10_000] * 3, "who is alone has the whole period"
+        )
         here.hardware(weights=False)
         assert first.ask("peer.order()['action']") == abi.ACT_REPORT
         a.wait_for(lambda: first.ask("peer.slices()") == before, "as before")

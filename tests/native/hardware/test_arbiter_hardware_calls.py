@@ -1,4 +1,6 @@
-"""What the arbiter calls, as the control device saw it: a fixed list of commands, the tenant's own groups, in order."""
+"""What the arbiter calls, as the control device saw it: a fixed list of commands, the tenant's
+own groups, in order.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_only_commands_of_the_list_and_only_own_handles(tmp_path: Path, method: 
         assert {call.call for call in made} == {"control"}
         assert {call.cmd for call in made} <= ALLOWED and not any(call.status for call in made)
         assert not [
-            call for call in trespasses(read_control_log(log)) if call.pid == here.arbiter.process.pid
+            call
+            for call in trespasses(read_control_log(log))
+            if call.pid == here.arbiter.process.pid
         ]
         acted = acts(made[begun:])
         assert acted and {call.owner for call in acted} == {offline.pid}, (
@@ -101,7 +105,9 @@ def test_however_quickly_gates_move_every_group_ends_up_running(tmp_path: Path) 
             online.ask("peer.tenant.finish()")
         ends(offline)
         ready = here.becomes(2, "ready")
-        a.wait_for(lambda: here.tenant(2).stops == here.tenant(2).continues, "the last stop was undone")
+        a.wait_for(
+            lambda: here.tenant(2).stops == here.tenant(2).continues, "the last stop was undone"
+        )
         assert ready.stops > 0
         last = {call.object: call.params[0] for call in calls(here, log) if call.name == "schedule"}
         assert set(last.values()) == {1}

@@ -1,4 +1,6 @@
-"""Hardware preemption when something is wrong: the driver refuses or hangs, handles vanish, the shim has to act."""
+"""Hardware preemption when something is wrong: the driver refuses or hangs, handles vanish, the
+shim has to act.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def failed(here: Node, job: int, why: str) -> None:
     tenant = here.tenant(job)
     assert why in tenant.why and tenant.failures >= 1, tenant
     lines = [
-        line for line in here.log().splitlines() if f"job {job} is not stopped by hardware any more" in line
+        line
+        for line in here.log().splitlines()
+        if f"job {job} is not stopped by hardware any more" in line
     ]
     assert len(lines) == 1 and why in lines[0], lines
     a.wait_for(lambda: here.descriptors() == 0, "its descriptor is closed")
@@ -77,7 +81,8 @@ def test_where_the_arbiter_cannot_act_the_process_is_asked_to(tmp_path: Path) ->
     with node(tmp_path) as here:
         here.sync((1, "online"), (2, "offline"))
         here.hardware()
-        fault(here, "error call=rm.control code=0x23")  # "not your client": no passed descriptors here
+        # "not your client": no passed descriptors here
+        fault(here, "error call=rm.control code=0x23")
         online, offline = here.job(1, "online", tell=False), here.job(2)
         order = offline.ask("peer.order()")
         assert (order["action"], order["method"]) == (abi.ACT_CONTINUE, abi.HW_SCHEDULE)  # type: ignore[index]
@@ -139,7 +144,8 @@ def test_a_call_that_hangs_costs_only_its_own_tenant(tmp_path: Path) -> None:
         assert "did not answer" in here.tenant(2).why
         here.becomes(3, "stopped")
         assert here.link.stats(), "the arbiter answers"
-        here.sim.control("clear")  # the call returns at last; what it did is undone, and the file let go of
+        # the call returns at last; what it did is undone, and the file let go of
+        here.sim.control("clear")
         a.wait_for(lambda: here.descriptors() == 1, "the given up worker lets go")
         a.wait_for(lambda: not hanging.ask("peer.running()"), "its kernel goes on and ends")
         assert runs_on(other, 0.1)
@@ -184,7 +190,9 @@ def test_more_than_can_be_followed_is_a_failure(tmp_path: Path) -> None:
         failed(here, 2, "more groups than can be followed")
 
 
-def test_a_job_that_continues_its_own_groups_is_stopped_again_and_then_given_up(tmp_path: Path) -> None:
+def test_a_job_that_continues_its_own_groups_is_stopped_again_and_then_given_up(
+    tmp_path: Path,
+) -> None:
     with node(tmp_path) as here:
         online, offline = prepared(here)
         offline.ask(f"peer.work({20 * LONG_US})")
@@ -197,7 +205,8 @@ def test_a_job_that_continues_its_own_groups_is_stopped_again_and_then_given_up(
         a.wait_for(lambda: runs_on(offline, 0.05), "it is stopped again")
         assert here.tenant(2).stops == 1
         offline.ask(
-            "threading.Thread(target=lambda: [(setattr(peer.tenant.slot.fences[1], 'done', i), time.sleep(0.005))"
+            "threading.Thread(target=lambda: [(setattr(peer.tenant.slot.fences[1], 'done', i), "
+            "time.sleep(0.005))"
             " for i in range(3000)], daemon=True).start()"
         )
         failed(here, 2, "continues its own groups")
@@ -205,7 +214,11 @@ def test_a_job_that_continues_its_own_groups_is_stopped_again_and_then_given_up(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"driver_major": 534}, {"driver_major": 596}, {"uuid": "MIG-00000000-0000-0000-0000-000000000001"}],
+    [
+        {"driver_major": 534},
+        {"driver_major": 596},
+        {"uuid": "MIG-00000000-0000-0000-0000-000000000001"},
+    ],
 )
 def test_unknown_drivers_and_mig_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     uuid = str(changes.get("uuid", a.CARD))
@@ -219,7 +232,9 @@ def test_unknown_drivers_and_mig_are_refused(tmp_path: Path, changes: dict[str, 
         link.hardware(HardwareSettings(uuid))
 
 
-def test_an_arbiter_built_without_it_serves_tenants_and_refuses_to_switch_it_on(tmp_path: Path) -> None:
+def test_an_arbiter_built_without_it_serves_tenants_and_refuses_to_switch_it_on(
+    tmp_path: Path,
+) -> None:
     mine = a.grant(1, "offline", 50, 1 << 30)
     with a.arbiter(tmp_path, binary=a.ARBITER_NOHW) as one, one.link() as link:
         link.sync([a.settings()], [mine])
@@ -230,7 +245,9 @@ def test_an_arbiter_built_without_it_serves_tenants_and_refuses_to_switch_it_on(
         assert link.hardware_tenants() == []
         tenant = a.Tenant(one.run_dir, mine)
         assert tenant.begin() and a.tenant_stats(link, 1).procs == 1
-        leave = abi.Groups(head=abi.head(abi.MSG_GROUPS, abi.Groups), job_id=1, flags=abi.GROUPS_LEAVE)
+        leave = abi.Groups(
+            head=abi.head(abi.MSG_GROUPS, abi.Groups), job_id=1, flags=abi.GROUPS_LEAVE
+        )
         leave.uuid, leave.client = a.CARD.encode(), 77
         tenant.sock.sendall(bytes(leave))
         answer = abi.parse(abi.Act, tenant.sock.recv(4096), "answer")
@@ -256,7 +273,9 @@ def test_a_driver_that_hangs_for_everybody_is_left_alone(tmp_path: Path) -> None
         here.hardware()
         fault(here, "block call=rm.get_gid")
         programs = [here.job(job) for job in jobs]
-        a.wait_for(lambda: "control calls of the driver hang" in here.log(), "it is switched off", 60)
+        a.wait_for(
+            lambda: "control calls of the driver hang" in here.log(), "it is switched off", 60
+        )
         (card,) = here.link.hardware_use()[1]
         assert (card.uuid, card.ordered, card.on) == (here.cards[0], True, False) and card.hung >= 8
         assert {here.tenant(job).state for job in jobs} == {"failed"}

@@ -1,4 +1,6 @@
-"""Hardware preemption from qgpu.yaml to the card and back to people: qgpud, arbiter, shim and simulated card."""
+"""Hardware preemption from qgpu.yaml to the card and back to people: qgpud, arbiter, shim and
+simulated card.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from enforcer.wire.link import ArbiterGone, ArbiterLink
 from enforcer.wire.messages import HardwareTenant
 from simulator.sim import control_device
 
-LONG = ("--kernel-us", "500000", "--iters", "500000000", "--kernels-per-request", "1", "--no-sync-each=1")
+LONG = (
+    "--kernel-us",
+    "500000",
+    "--iters",
+    "500000000",
+    "--kernels-per-request",
+    "1",
+    "--no-sync-each=1",
+)
 BURSTS = ("--kernel-us", "200", "--iters", "200000", "--busy", "0.03", "--idle", "0.2")
 OFFLINE, ONLINE = "qgpu/1 class=offline share=50 mem=1024", "qgpu/1 class=online share=30 mem=1024"
 
@@ -36,7 +46,9 @@ def make() -> Iterator[Callable[..., Chain]]:
 def hardware(chain: Chain, job: int) -> HardwareTenant | None:
     try:
         with ArbiterLink(f"{chain.directory}/run") as link:
-            return next((tenant for tenant in link.hardware_tenants() if tenant.job_id == job), None)
+            return next(
+                (tenant for tenant in link.hardware_tenants() if tenant.job_id == job), None
+            )
     except (ArbiterGone, OSError):
         return None
 
@@ -91,7 +103,9 @@ def test_ordered_used_shown_and_counted(make: Callable[..., Chain]) -> None:
 
     def counted() -> bool:
         rows = [
-            row for row in chain.said("metrics", "show")[1].splitlines() if "hardware_stops_total{" in row
+            row
+            for row in chain.said("metrics", "show")[1].splitlines()
+            if "hardware_stops_total{" in row
         ]
         return any('job="7"' in row and float(row.split()[-1]) >= 3 for row in rows)
 

@@ -1,4 +1,6 @@
-"""Nothing stays stopped, and no descriptor stays open, when those who act on groups go or change their minds."""
+"""Nothing stays stopped, and no descriptor stays open, when those who act on groups go or change
+their minds.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def stopped(here: Node, **hardware: object) -> tuple[Governed, Governed]:
     offline, online = Governed(here, 2, "offline"), Governed(here, 1, "online")
     here.becomes(2, "ready")
     offline.ask(f"cuda.launch({LONG_US})")
-    online.send("[cuda.launch(20000) for _ in range(100)]")  # answered when the last one is in flight
+    # answered when the last one is in flight
+    online.send("[cuda.launch(20000) for _ in range(100)]")
     here.becomes(2, "stopped")
     assert keeps_running(offline, 1.3 * LONG_US / 1e6)
     return online, offline
@@ -56,19 +59,25 @@ def test_a_card_whose_driver_hangs_leaves_no_tenant_stopped(tmp_path: Path) -> N
         fault(here, "block call=rm.get_gid")  # hangs for the arbiter alone
         for job in OTHERS:
             here.job(job)
-        a.wait_for(lambda: "control calls of the driver hang" in here.log(), "it is switched off", 60)
+        a.wait_for(
+            lambda: "control calls of the driver hang" in here.log(), "it is switched off", 60
+        )
         ends(offline)  # its shim was told to continue it
 
 
 def test_another_program_in_the_same_process_has_its_memory_back(tmp_path: Path) -> None:
-    """exec: the driver's files are closed with the old program, and the arbiter lets go of its copies."""
+    """exec: the driver's files are closed with the old program, and the arbiter lets go of its
+    copies.
+    """
     with node(tmp_path) as here:
         serve(here)
         program = Governed(here, 2, "offline")
         here.becomes(2, "ready")
         assert here.descriptors() == 1
         body = "print(2, flush=True); input()"
-        program.send(f"__import__('os').execve({sys.executable!r}, ['python', '-c', {body!r}], {{}})")
+        program.send(
+            f"__import__('os').execve({sys.executable!r}, ['python', '-c', {body!r}], {{}})"
+        )
         assert program.answer() == 2
         a.wait_for(lambda: here.descriptors() == 0, "its descriptor is closed")
         assert here.tenant(2).state == "none"
@@ -119,7 +128,9 @@ def test_an_order_to_a_process_that_is_gone_is_no_failure(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("times", ["times=3", ""], ids=["once", "always"])
-def test_a_refused_continue_is_tried_again_and_then_left_to_the_process(tmp_path: Path, times: str) -> None:
+def test_a_refused_continue_is_tried_again_and_then_left_to_the_process(
+    tmp_path: Path, times: str
+) -> None:
     with node(tmp_path) as here:
         online, offline = stopped(here)
         fault(here, f"error call=rm.schedule code=0x65 {times}")
@@ -130,7 +141,9 @@ def test_a_refused_continue_is_tried_again_and_then_left_to_the_process(tmp_path
 
 
 def test_a_refusal_does_not_keep_the_shim_from_continuing(tmp_path: Path) -> None:
-    """The arbiter is killed and never comes back, and the driver refuses the process's first attempts."""
+    """The arbiter is killed and never comes back, and the driver refuses the process's first
+    attempts.
+    """
     with node(tmp_path) as here:
         _, offline = stopped(here)
         here.sim.control(f"error call=rm.schedule code=0x65 times=30 pid={offline.pid}")

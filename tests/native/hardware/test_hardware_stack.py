@@ -1,5 +1,6 @@
-"""Hardware preemption with all parts in place: unchanged programs under the real shim, the real arbiter, the simulated
-control device. Arbiter and jobs are killed while groups stand still."""
+"""Hardware preemption with all parts in place: unchanged programs under the real shim, the real
+arbiter, the simulated control device. Arbiter and jobs are killed while groups stand still.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class Governed(Program):
 
 
 def grant(here: Node, job: int, kind: str) -> Grant:
-    cards = tuple(GrantCard(uuid, i, i, 50, 8 * a.GIB, 80 * a.GIB) for i, uuid in enumerate(here.cards))
+    cards = tuple(
+        GrantCard(uuid, i, i, 50, 8 * a.GIB, 80 * a.GIB) for i, uuid in enumerate(here.cards)
+    )
     driver, run_dir = str(s.BUILD / "sim/libcuda.so.1"), str(here.arbiter.run_dir)
     return Grant(
         job_id=job,
@@ -81,7 +84,9 @@ def serve(here: Node) -> None:
     here.link.close()
     jobs = [grant(here, 1, "online"), grant(here, 2, "offline")]
     # the lease is short, so that a shim soon stops to wait for an arbiter that is gone
-    here.link.sync([a.settings(u, idle_release_ms=50, grace_ms=0, lease_ms=2000) for u in here.cards], jobs)
+    here.link.sync(
+        [a.settings(u, idle_release_ms=50, grace_ms=0, lease_ms=2000) for u in here.cards], jobs
+    )
     here.hardware()
 
 
@@ -100,7 +105,8 @@ def stopped(here: Node) -> tuple[Governed, Governed]:
     offline, online = Governed(here, 2, "offline"), Governed(here, 1, "online")
     here.becomes(2, "ready")
     offline.ask(f"cuda.launch({LONG_US})")
-    online.send("[cuda.launch(20000) for _ in range(100)]")  # answered when the last one is in flight
+    # answered when the last one is in flight
+    online.send("[cuda.launch(20000) for _ in range(100)]")
     here.becomes(2, "stopped")
     return online, offline
 
@@ -151,7 +157,9 @@ def test_the_shim_continues_when_the_arbiter_was_killed(tmp_path: Path) -> None:
         here.arbiter.start()
         serve(here)
         a.wait_for(lambda: len(here.link.processes()) == 2, "both registered again")
-        a.wait_for(lambda: here.tenant(2).state in ("ready", "stopped"), "its groups are told again")
+        a.wait_for(
+            lambda: here.tenant(2).state in ("ready", "stopped"), "its groups are told again"
+        )
         finishes(online)
         offline.ask("cuda.launch(1000)", 60)
         ends(offline)

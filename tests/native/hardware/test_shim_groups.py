@@ -26,7 +26,9 @@ def governed(here: g.Place, **options: str) -> g.Program:
     program = here.program(**options)
     program.ask("made = []")
     program.context()
-    here.arbiter.hear(lambda: bool(here.arbiter.known()) and len(here.arbiter.known()[0].groups) == 3)
+    here.arbiter.hear(
+        lambda: bool(here.arbiter.known()) and len(here.arbiter.known()[0].groups) == 3
+    )
     return program
 
 
@@ -65,7 +67,10 @@ def arbiter_has(here: g.Place, pid: int) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for told in here.arbiter.known():
         if told.pid == pid:
-            found |= {group: {c for c, of in told.channels.items() if of == group} for group in told.groups}
+            found |= {
+                group: {c for c, of in told.channels.items() if of == group}
+                for group in told.groups
+            }
     return found
 
 
@@ -94,7 +99,9 @@ def test_one_message_tells_a_whole_context(here: g.Place) -> None:
 
 
 def test_a_teller_in_no_hurry_is_waited_for(here: g.Place) -> None:
-    """5 ms at most: it takes one of them here, in the driver, for each group that it sees for the first time."""
+    """5 ms at most: it takes one of them here, in the driver, for each group that it sees for
+    the first time.
+    """
     program = governed(here)
     here.sim.control(f"delay call=rm.get_timeslice us=700 pid={program.process.pid}")
     code = "t = time.monotonic_ns(); " + MAKE.format(card=0) + "; took = time.monotonic_ns() - t"
@@ -104,7 +111,9 @@ def test_a_teller_in_no_hurry_is_waited_for(here: g.Place) -> None:
         slow.append(program.ask("took"))
     here.sim.control("clear")
     program.ask(code)
-    here.arbiter.hear(lambda: bool(here.arbiter.known()) and len(here.arbiter.known()[0].groups) == 21)
+    here.arbiter.hear(
+        lambda: bool(here.arbiter.known()) and len(here.arbiter.known()[0].groups) == 21
+    )
     assert min(slow) > 3 * 700_000  # type: ignore[type-var]
 
 
@@ -201,7 +210,9 @@ def test_more_groups_than_a_message_holds(here: g.Place) -> None:
     program = governed(here)
     for _ in range(11):
         program.ask(MAKE.format(card=0))
-    here.arbiter.hear(lambda: bool(here.arbiter.known()) and here.arbiter.known()[0].flags & g.LOST != 0)
+    here.arbiter.hear(
+        lambda: bool(here.arbiter.known()) and here.arbiter.known()[0].flags & g.LOST != 0
+    )
     while program.ask("len(made)"):
         program.ask("cuda.raw('cuCtxDestroy_v2', made.pop())")
     here.arbiter.hear(lambda: here.arbiter.known()[0].flags == 0)
@@ -270,7 +281,9 @@ def test_an_arbiter_that_asks_gets_the_groups_again(here: g.Place) -> None:
 
 
 def test_mounted_over_the_drivers_file(here: g.Place) -> None:
-    """No preload: the program opens the shim itself, and the real driver's calls are turned to it."""
+    """No preload: the program opens the shim itself, and the real driver's calls are turned to
+    it.
+    """
     program = here.program(
         code=g.SERVE.replace('c.CDLL("libcuda.so.1")', "c.CDLL(os.environ['SHIM'])"),
         SHIM=str(s.SHIM),
@@ -286,7 +299,9 @@ def test_mounted_over_the_drivers_file(here: g.Place) -> None:
 
 
 def test_threads_of_ours_have_room_beside_large_thread_local_variables(here: g.Place) -> None:
-    """glibc takes them out of the stack that a thread was given, and refuses the thread where they do not fit."""
+    """glibc takes them out of the stack that a thread was given, and refuses the thread where
+    they do not fit.
+    """
     program = here.program(preload=f"{s.SHIM} {s.BUILD}/test/early-calls.so")
     assert program.process.stdout
     assert [program.process.stdout.readline()[:5] for _ in range(2)] == ["early"] * 2

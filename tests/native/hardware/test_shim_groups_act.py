@@ -28,7 +28,9 @@ def here(tmp_path: Path) -> Iterator[g.Place]:
 def governed(here: g.Place, **options: str) -> g.Program:
     program = here.program(**options)
     program.context()
-    here.arbiter.hear(lambda: bool(here.arbiter.known()) and len(here.arbiter.known()[0].groups) == 3)
+    here.arbiter.hear(
+        lambda: bool(here.arbiter.known()) and len(here.arbiter.known()[0].groups) == 3
+    )
     return program
 
 
@@ -136,7 +138,9 @@ def test_slices_come_back_when_the_arbiter_dies(here: g.Place) -> None:
 
 
 def test_goes_on_when_the_heart_stops(tmp_path: Path) -> None:
-    """An arbiter that keeps its connection and hangs; when its heart beats again, all is told anew."""
+    """An arbiter that keeps its connection and hangs; when its heart beats again, all is told
+    anew.
+    """
     with g.place(tmp_path, lease_ms=250) as here:
         program = governed(here)
         here.arbiter.card.beat()
@@ -177,7 +181,9 @@ def test_what_the_shim_stopped_it_continues_before_it_destroys(here: g.Place) ->
     here.arbiter.hear(lambda: not here.arbiter.known())
     orders = [c for c in here.log if c.get("cmd") == "0x2080110b" or c["call"] == FREE]
     groups = {f"{handle:#x}" for t in here.arbiter.told for handle in t.groups}
-    first = next(i for i, c in enumerate(orders) if c["call"] == FREE and str(c.get("object")) in groups)
+    first = next(
+        i for i, c in enumerate(orders) if c["call"] == FREE and str(c.get("object")) in groups
+    )
     assert str(orders[first - 1].get("params", "")).startswith("00"), orders[:first]
 
 
@@ -194,7 +200,9 @@ def test_a_stopped_tenant_waits_before_it_destroys(here: g.Place) -> None:
 
 
 def test_while_it_destroys_it_is_not_stopped(here: g.Place) -> None:
-    """An order that crosses the news is refused; afterwards the others are told again, and can be."""
+    """An order that crosses the news is refused; afterwards the others are told again, and can
+    be.
+    """
     program = governed(here)
     program.ask("x = c.c_void_p(); cuda.call('cuCtxCreate_v2', c.byref(x), 0, 0)")
     here.arbiter.hear(lambda: len(here.arbiter.known()[0].groups) == 6)
@@ -205,7 +213,9 @@ def test_while_it_destroys_it_is_not_stopped(here: g.Place) -> None:
     assert acted and (acted.status, acted.count) == (g.BAD_STATE, 0)
     here.sim.control("clear")
     goes_on(program)
-    here.arbiter.hear(lambda: here.arbiter.told[-1].flags == 0 and len(here.arbiter.told[-1].groups) == 3)
+    here.arbiter.hear(
+        lambda: here.arbiter.told[-1].flags == 0 and len(here.arbiter.told[-1].groups) == 3
+    )
     acted = here.arbiter.order(g.STOP, g.SCHEDULE)
     assert acted and (acted.status, acted.count) == (0, 3)
 
@@ -213,7 +223,10 @@ def test_while_it_destroys_it_is_not_stopped(here: g.Place) -> None:
 def test_a_reference_that_is_not_the_last_changes_nothing(here: g.Place) -> None:
     program = governed(here)
     told = len(here.arbiter.told)
-    more = "[cuda.raw(n, *a) for n, a in (('cuDevicePrimaryCtxRetain', (c.byref(c.c_void_p()), 0)),) * 5]"
+    more = (
+        "[cuda.raw(n, *a) for n, a in (('cuDevicePrimaryCtxRetain', (c.byref(c.c_void_p()), "
+        "0)),) * 5]"
+    )
     assert program.ask(more) == [0] * 5
     assert program.ask("[cuda.raw('cuDevicePrimaryCtxRelease_v2', 0) for _ in range(5)]") == [0] * 5
     assert len(here.arbiter.told) == told
@@ -256,7 +269,9 @@ def test_a_hanging_teller_thread_harms_no_other(here: g.Place) -> None:
 
 
 def test_orders_that_are_not_taken_do_not_grow(here: g.Place) -> None:
-    """More than any arbiter has under way: what does not fit is not answered, and the rest is, in order."""
+    """More than any arbiter has under way: what does not fit is not answered, and the rest is,
+    in order.
+    """
     governed(here)
     for _ in range(200):
         here.arbiter.order(g.CONTINUE, g.SCHEDULE, wait=False)
@@ -271,7 +286,9 @@ def test_orders_that_are_not_taken_do_not_grow(here: g.Place) -> None:
 
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_sanitizers_find_nothing(here: g.Place, kind: str) -> None:
-    """Threads that make and destroy contexts, while groups stop and go and the arbiter is restarted."""
+    """Threads that make and destroy contexts, while groups stop and go and the arbiter is
+    restarted.
+    """
     fd = s.sealed("grant", here.grant())
     env = {
         "QGPU_GRANT_FD": str(fd),
@@ -282,7 +299,9 @@ def test_sanitizers_find_nothing(here: g.Place, kind: str) -> None:
         "TSAN_OPTIONS": "exitcode=66 die_after_fork=0",
         "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0",
     }
-    probe = s.launch(here.directory, env, (fd,), shim=s.BUILD / "test" / f"shim-{kind}" / "libcuda.so.1")
+    probe = s.launch(
+        here.directory, env, (fd,), shim=s.BUILD / "test" / f"shim-{kind}" / "libcuda.so.1"
+    )
     os.close(fd)
     here.programs.append(probe.process)
     s.started(probe)

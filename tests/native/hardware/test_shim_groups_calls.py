@@ -1,4 +1,6 @@
-"""ioctl() of a program under the shim answers as ever: results, errno, handlers, vfork, before any constructor."""
+"""ioctl() of a program under the shim answers as ever: results, errno, handlers, vfork, before
+any constructor.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ EARLY = s.BUILD / "test" / "early-calls.so"
 def run(*preload: Path, fds: tuple[int, ...] = (), **env: str) -> str:
     environment = {"PATH": os.environ["PATH"], "LD_PRELOAD": " ".join(map(str, preload)), **env}
     done = subprocess.run(
-        [str(CALLS)], env=environment, pass_fds=fds, capture_output=True, text=True, timeout=60, check=False
+        [str(CALLS)],
+        env=environment,
+        pass_fds=fds,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""The shim's table of clients, devices, groups and channels against a model of the driver's, and alone in a corner."""
+"""The shim's table of clients, devices, groups and channels against a model, and in odd cases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Table:
     """The unit program."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen([UNIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [UNIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def tell(self, order: str) -> None:
         assert self.process.stdin
@@ -65,7 +67,9 @@ class Table:
         for line in self.lines(order):
             head, groups, channels = line.split("|")
             client, device, subdevice, fd, flags = map(int, head.split())
-            found.append(Device(client, device, subdevice, fd, flags, pairs(groups), pairs(channels)))
+            found.append(
+                Device(client, device, subdevice, fd, flags, pairs(groups), pairs(channels))
+            )
         return found
 
     def device(self) -> Device:
@@ -111,7 +115,11 @@ class Model:
     def line(self, client: int, handle: int) -> list[int]:
         """An object and all above it."""
         things = self.clients[client]
-        return [handle] if handle not in things else [handle, *self.line(client, things[handle].parent)]
+        return (
+            [handle]
+            if handle not in things
+            else [handle, *self.line(client, things[handle].parent)]
+        )
 
     def devices(self) -> list[Device]:
         found = []
@@ -123,7 +131,9 @@ class Model:
                 groups = {h for h, t in below.items() if t.kind == GROUP and t.scheduled}
                 device = Device(client, handle, 0, 0, 0, {(h, below[h].engine) for h in groups})
                 device.channels = {
-                    (h, t.parent) for h, t in things.items() if t.kind == CHANNEL and t.parent in groups
+                    (h, t.parent)
+                    for h, t in things.items()
+                    if t.kind == CHANNEL and t.parent in groups
                 }
                 device.channels |= {(h, 0) for h, t in below.items() if t.kind == CHANNEL}
                 found.append(device)
@@ -147,9 +157,8 @@ class Program:
         deed[0]()
 
     def client(self) -> None:
-        handle = self.chance.randrange(
-            1, 6
-        )  # often a handle that was used: the file of the former was closed
+        # often a handle that was used: the file of the former was closed
+        handle = self.chance.randrange(1, 6)
         self.table.tell(f"alloc 0 0 0 {handle} {ROOT} 0")
         self.model.clients[handle] = {}
 
@@ -177,7 +186,9 @@ class Program:
         if handle in self.model.line(client, parent):
             return
         self.model.drop(client, handle)  # used again although nobody was seen to free it
-        self.table.tell(f"alloc 0 {client} {parent} {handle} {kind} {engine if kind == GROUP else 0}")
+        self.table.tell(
+            f"alloc 0 {client} {parent} {handle} {kind} {engine if kind == GROUP else 0}"
+        )
         things[handle] = Thing(kind, parent, engine)
 
     def free(self) -> None:
@@ -191,7 +202,11 @@ class Program:
 
     def schedule(self) -> None:
         client = self.some_client()
-        groups = [h for h, t in self.model.clients.get(client or 0, {}).items() if t.kind in (GROUP, CHANNEL)]
+        groups = [
+            h
+            for h, t in self.model.clients.get(client or 0, {}).items()
+            if t.kind in (GROUP, CHANNEL)
+        ]
         if not groups or client is None:
             return
         handle = self.chance.choice(groups)
@@ -372,8 +387,12 @@ def test_a_program_that_duplicated_its_descriptor_is_followed(table: Table) -> N
 
 @pytest.mark.parametrize("program", [UNIT, RACE])
 def test_threads_and_handlers_at_once(program: object) -> None:
-    """Under AddressSanitizer and ThreadSanitizer: nothing is left over, nothing deadlocks, nothing races."""
-    out = subprocess.run([str(program)], input="race 20000\n", capture_output=True, text=True, timeout=120)
+    """Under AddressSanitizer and ThreadSanitizer: nothing is left over, nothing deadlocks,
+    nothing races.
+    """
+    out = subprocess.run(
+        [str(program)], input="race 20000\n", capture_output=True, text=True, timeout=120
+    )
     assert out.returncode == 0 and out.stderr == "", out.stderr
     assert len(out.stdout.splitlines()) == 13 and all(
         line.endswith("| |") for line in out.stdout.splitlines()[:-1]

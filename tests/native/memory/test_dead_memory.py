@@ -1,4 +1,6 @@
-"""A killed process whose memory the driver gives back late: DIED, NVML, GONE, with the real daemons and the shim."""
+"""A killed process whose memory the driver gives back late: DIED, NVML, GONE, with the real
+daemons and the shim.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ assert cu.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
 refused, codes = 0, set()
 while (code := cu.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(3 << 30))) != 0:
     refused, codes = refused + 1, codes | {code}
-print(json.dumps({"had_ns": time.monotonic_ns(), "refused": refused, "codes": sorted(codes)}), flush=True)
+said = {"had_ns": time.monotonic_ns(), "refused": refused, "codes": sorted(codes)}
+print(json.dumps(said), flush=True)
 """
 
 pytestmark = [
@@ -50,15 +53,34 @@ def chain() -> Iterator:
 
 def waiter(chain, job: int) -> subprocess.Popen[str]:
     """The next process of the job, in a task of its own."""
-    stage = [str(chain.opt / "test/spank_stage"), str(chain.opt / "lib/qgpu_spank.so"), "remote", str(job)]
-    env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "QGPU_SIM_DIR": f"{chain.directory}/sim"}
+    stage = [
+        str(chain.opt / "test/spank_stage"),
+        str(chain.opt / "lib/qgpu_spank.so"),
+        "remote",
+        str(job),
+    ]
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "SLURMD_NODENAME": "n1",
+        "QGPU_SIM_DIR": f"{chain.directory}/sim",
+    }
     env |= {"LD_LIBRARY_PATH": f"{chain.opt}/sim"}
-    command = [*stage, str(USER), f"run_dir={chain.directory}/run", "--", "/usr/bin/python3", "-c", WAITER]
+    command = [
+        *stage,
+        str(USER),
+        f"run_dir={chain.directory}/run",
+        "--",
+        "/usr/bin/python3",
+        "-c",
+        WAITER,
+    ]
     return subprocess.Popen(command, env=env, cwd="/", text=True, stdout=subprocess.PIPE)
 
 
 class Watch:
-    """The driver's list of card 0, by a process of its own: (time, bytes by pid) again and again."""
+    """The driver's list of card 0, by a process of its own: (time, bytes by pid) again and
+    again.
+    """
 
     SCRIPT = """
 import json, sys, time
@@ -73,7 +95,13 @@ while True:
 """
 
     def __init__(self, chain, minor: int) -> None:
-        words = [sys.executable, "-c", self.SCRIPT, f"{chain.opt}/sim/libnvidia-ml.so.1", str(minor)]
+        words = [
+            sys.executable,
+            "-c",
+            self.SCRIPT,
+            f"{chain.opt}/sim/libnvidia-ml.so.1",
+            str(minor),
+        ]
         self._path = chain.directory / "watch"
         out = self._path.open("w")
         self.process = subprocess.Popen(words, env=os.environ | chain.env(), stdout=out)
@@ -83,7 +111,8 @@ while True:
         """All looks so far."""
         lines = self._path.read_text().splitlines()[:-1]
         return [
-            (b, e, {int(pid): size for pid, size in held.items()}) for b, e, held in map(json.loads, lines)
+            (b, e, {int(pid): size for pid, size in held.items()})
+            for b, e, held in map(json.loads, lines)
         ]
 
 
@@ -105,7 +134,9 @@ def test_memory_of_a_killed_process_is_free_once_the_driver_does_not_list_it(cha
         killed_ns = time.monotonic_ns()
         second = waiter(chain, 7)
         charged = []
-        while not any(process.pid not in held for begin, _, held in watch.looks() if begin > killed_ns):
+        while not any(
+            process.pid not in held for begin, _, held in watch.looks() if begin > killed_ns
+        ):
             (tenant,) = chain.tenants()
             charged.append(tenant.mem_used + tenant.mem_extra)
             time.sleep(0.01)
@@ -127,7 +158,8 @@ def test_memory_of_a_killed_process_is_free_once_the_driver_does_not_list_it(cha
         # And the driver itself never held more than the cap and two contexts for this job.
         assert max(sum(held.values()) for _, _, held in looks) <= CAP + 2 * CONTEXT
         assert (
-            max(sum(held.values()) for begin, _, held in looks if begin < listed_ns) < 3 * GIB + 3 * CONTEXT
+            max(sum(held.values()) for begin, _, held in looks if begin < listed_ns)
+            < 3 * GIB + 3 * CONTEXT
         )
     finally:
         for process_ in (first, second, watch.process if watch else None):
@@ -136,7 +168,9 @@ def test_memory_of_a_killed_process_is_free_once_the_driver_does_not_list_it(cha
 
 
 def upset(chain, what: str, minute: str) -> None:
-    """Something happens to the daemons before the process dies ("before"), or 6 s after ("after")."""
+    """Something happens to the daemons before the process dies ("before"), or 6 s after
+    ("after").
+    """
     if what == "qgpud hangs":
         chain.qgpud.send_signal(signal.SIGSTOP if minute == "before" else signal.SIGCONT)
     elif what == "qgpud is killed" and minute == "before":
@@ -146,7 +180,9 @@ def upset(chain, what: str, minute: str) -> None:
         chain.start_qgpud()
 
 
-@pytest.mark.parametrize("what", ["nothing", "qgpud hangs", "qgpud is killed", "the arbiter is new"])
+@pytest.mark.parametrize(
+    "what", ["nothing", "qgpud hangs", "qgpud is killed", "the arbiter is new"]
+)
 def test_memory_that_the_driver_holds_for_long_is_charged_for_long(chain, what: str):
     assert chain.hook("prolog", 7, "qgpu/1 class=offline share=50 mem=4096") == 0
     first = chain.task(7, "--memory", "3G", "--length", "600", "--kernel-us", "200")

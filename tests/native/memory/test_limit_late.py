@@ -13,7 +13,10 @@ from bench.harness.node import MIB, Rig, wait_for
 from enforcer.wire import abi
 from simulator.sim import busy_ns
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 JOB, SHARE = 1, 30
 ENDLESS = ("--length", "600", "--iters", "200000", "--no-sync-each=16")
 
@@ -24,7 +27,9 @@ def open_now(rig: Rig) -> bool:
 
 
 def stopped(rig: Rig, seconds: float) -> tuple[int, int]:
-    """The arbiter stands still for so long, from a moment on in which the gate is open: from when to when."""
+    """The arbiter stands still for so long, from a moment on in which the gate is open: from
+    when to when.
+    """
     wait_for("an open gate", lambda: open_now(rig))
     rig.arbiter.send_signal(signal.SIGSTOP)
     begun = time.monotonic_ns()
@@ -35,7 +40,9 @@ def stopped(rig: Rig, seconds: float) -> tuple[int, int]:
 
 
 def used_ms(tmp_path: Path, policy: str, share: int, seconds: float, times: int) -> list[float]:
-    """What the tenant executed in each of these times, in ms, but for those that the machine made longer."""
+    """What the tenant executed in each of these times, in ms, but for those that the machine
+    made longer.
+    """
     with Rig(tmp_path, settings={"policy_offline": policy}) as rig:
         grant = rig.grant(JOB, "offline", share, mem_mib=1024)
         program = rig.workload(grant, *ENDLESS, "--memory", f"{MIB}")
@@ -47,7 +54,11 @@ def used_ms(tmp_path: Path, policy: str, share: int, seconds: float, times: int)
             if over - begun < 1.1e9 * seconds:
                 fair.append((begun, over))
             now = next(t for t in rig.link.stats() if t.job_id == JOB).launches
-            wait_for("it goes on", lambda n=now: open_now(rig) and rig.link.stats()[0].launches > n + 200, 10)
+            wait_for(
+                "it goes on",
+                lambda n=now: open_now(rig) and rig.link.stats()[0].launches > n + 200,
+                10,
+            )
         time.sleep(0.15)  # the trace is flushed each 0.1 s
         trace = rig.trace()
         used = [busy_ns(trace, *span).get(program.pid, 0) / 1e6 for span in fair]

@@ -1,5 +1,5 @@
-"""Memory limits of the driver (simulated generation 615) through the daemon's backend: a program without any shim
-is refused above its job's cap.
+"""Memory limits of the driver (simulated generation 615) through the daemon's backend: a program
+without any shim is refused above its job's cap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from simulator.sim import Simulator
 
 GIB = 1 << 30
 CONTROLLER = next(
-    (p for p in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()), None
+    (
+        p
+        for p in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+        if (p / "cgroup.procs").exists()
+    ),
+    None,
 )
 
 pytestmark = [
@@ -47,7 +52,8 @@ limits = [] if not found.anywhere else [nvml.memory_limits(info.uuid, sys.argv[3
 print(json.dumps([backend.strength, backend.why, limits]), flush=True)
 sys.stdin.readline()
 backend.release(9)
-print(json.dumps([] if not found.anywhere else [nvml.memory_limits(info.uuid, sys.argv[3]).hard]), flush=True)
+print(json.dumps([] if not found.anywhere else
+                 [nvml.memory_limits(info.uuid, sys.argv[3]).hard]), flush=True)
 """
 
 
@@ -70,9 +76,18 @@ def cgroup() -> Iterator[tuple[Path, Path]]:
 
 
 def backend(sim: Simulator, root: Path, leaf: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BACKEND, str(BUILD / "sim/libnvidia-ml.so.1"), str(root), str(leaf)]
+    command = [
+        sys.executable,
+        "-c",
+        BACKEND,
+        str(BUILD / "sim/libnvidia-ml.so.1"),
+        str(root),
+        str(leaf),
+    ]
     env = {**client_env(sim), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def allocate(sim: Simulator, leaf: Path) -> dict[str, object]:
@@ -111,5 +126,7 @@ def test_program_without_shim_is_held_to_its_jobs_cap_by_the_driver(tmp_path, cg
 def test_driver_of_today_has_no_limits_and_says_so(tmp_path, cgroup):
     with start(tmp_path) as sim:
         daemon = backend(sim, *cgroup)
-        strength, why, limits = json.loads(daemon.communicate("end\n", timeout=30)[0].splitlines()[0])
+        strength, why, limits = json.loads(
+            daemon.communicate("end\n", timeout=30)[0].splitlines()[0]
+        )
         assert (strength, limits) == ("cooperative", []) and "615 is the first that has" in why

@@ -1,7 +1,9 @@
-"""Real qgpud with the driver's memory limits: cards of generation 615, cgroups of version 2 and nothing else.
+"""Real qgpud with the driver's memory limits: cards of generation 615, cgroups of version 2 and
+nothing else.
 
-Where the machine has version 1 too, the daemons run in a mount namespace of their own in which only the unified
-hierarchy is mounted, at /sys/fs/cgroup as on a node of today. qgpud needs no option for it, and is given none.
+Where the machine has version 1 too, the daemons run in a mount namespace of their own in which only
+the unified hierarchy is mounted, at /sys/fs/cgroup as on a node of today. qgpud needs no option for
+it, and is given none.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ SET = "nvmlDeviceSetMemoryLimits_v1"
 
 # Mounts are undone innermost first; those that remain hidden below the new one are not in the way.
 UNIFIED = """
-awk '$3 ~ /^cgroup2?$/ {print $2}' /proc/self/mounts | tac | while read -r at; do umount -l "$at" || exit 1; done
+awk '$3 ~ /^cgroup2?$/ {print $2}' /proc/self/mounts | tac |
+    while read -r at; do umount -l "$at" || exit 1; done
 umount -l /sys/fs/cgroup 2>/dev/null
 mount -t cgroup2 none /sys/fs/cgroup && exec "$@"
 """
@@ -54,12 +57,18 @@ def unfit() -> str:
         return f"no cgroup can be made in {root}: {error.strerror}"
     seen = "test -d /sys/fs/cgroup/$0 && ! grep -q '^[^ ]* [^ ]* cgroup ' /proc/self/mounts"
     try:
-        done = subprocess.run([*WITHIN, "sh", "-c", seen, name], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*WITHIN, "sh", "-c", seen, name], capture_output=True, text=True, check=False
+        )
     except OSError as error:
         return f"unshare cannot be run: {error.strerror}"
     finally:
         (root / name).rmdir()
-    return "" if done.returncode == 0 else f"version 2 cannot be mounted alone here: {done.stderr.strip()}"
+    return (
+        ""
+        if done.returncode == 0
+        else f"version 2 cannot be mounted alone here: {done.stderr.strip()}"
+    )
 
 
 WHY = unfit()
@@ -108,7 +117,9 @@ def node(start) -> Callable[..., Chain]:
         chain: Chain = start(text, mig, sim=["--driver-generation", "615"], within=WITHIN)
         if backend != "auto":
             settings = f"{{ledger_interval: 200ms, memory_backend: {backend}}}"
-            chain.config.write_text(chain.config.read_text().replace("{ledger_interval: 200ms}", settings))
+            chain.config.write_text(
+                chain.config.read_text().replace("{ledger_interval: 200ms}", settings)
+            )
             restart(chain)
         return chain
 

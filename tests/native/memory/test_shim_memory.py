@@ -15,12 +15,16 @@ GIB, MIB = s.GIB, s.MIB
 
 
 def test_unit_under_sanitizers() -> None:
-    done = subprocess.run([s.BUILD / "test" / "shim-unit"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [s.BUILD / "test" / "shim-unit"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 def test_pool_that_was_set_while_the_old_one_was_asked_for_is_not_missed() -> None:
-    done = subprocess.run([s.BUILD / "test" / "shim-pool-unit"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [s.BUILD / "test" / "shim-pool-unit"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -64,9 +68,12 @@ def test_smaller_cap_of_the_gate_page_wins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["alloc", "managed", "create", "alloc_async"])
 def test_every_way_to_allocate_counts(tmp_path: Path, arbiter: s.FakeArbiter, kind: str) -> None:
-    back = {"alloc": "free 0", "managed": "free 0", "create": "release 0", "alloc_async": "free_async 0 0"}[
-        kind
-    ]
+    back = {
+        "alloc": "free 0",
+        "managed": "free 0",
+        "create": "release 0",
+        "alloc_async": "free_async 0 0",
+    }[kind]
     with s.governed(tmp_path, [24 * GIB]) as probe:
         s.started(probe)
         assert probe.ask("stream 0") == 0
@@ -86,7 +93,9 @@ def test_pitch_charges_rows_as_the_driver_lays_them(tmp_path: Path, arbiter: s.F
         assert probe.ask("pitch 1 18446744073709551615 18446744073709551615") == s.OUT_OF_MEMORY
 
 
-def test_physical_memory_lives_until_its_last_mapping(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+def test_physical_memory_lives_until_its_last_mapping(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
     with s.governed(tmp_path, [24 * GIB]) as probe:
         s.started(probe)
         assert probe.ask(f"create 0 {GIB}") == 0
@@ -130,7 +139,9 @@ def test_cap_spans_processes_and_survives_kill_9(tmp_path: Path, arbiter: s.Fake
 
 
 def test_two_announcements_do_not_starve(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    """A pending announcement of another process is waited for, not taken for memory that is held."""
+    """A pending announcement of another process is waited for, not taken for memory that is
+    held.
+    """
     with s.governed(tmp_path, [24 * GIB]) as probe:
         s.started(probe)
         arbiter.card.job_page.procs[1].mem_pending = 20 * GIB
@@ -142,7 +153,9 @@ def test_two_announcements_do_not_starve(tmp_path: Path, arbiter: s.FakeArbiter)
 
 
 def test_nothing_is_allocated_before_any_registration(tmp_path: Path) -> None:
-    """Each process of the job would have the whole cap; once an arbiter is there it gets its part."""
+    """Each process of the job would have the whole cap; once an arbiter is there it gets its
+    part.
+    """
     with s.governed(tmp_path, [GIB]) as probe:  # no arbiter at all
         s.started(probe)
         assert probe.ask("alloc 0 1") == s.OUT_OF_MEMORY
@@ -211,17 +224,34 @@ def test_threads_leave_the_books_even(tmp_path: Path, arbiter: s.FakeArbiter) ->
 def test_what_is_bound_to_an_endpoint_is_charged_until_it_is_not(
     arbiter: s.FakeArbiter, probe: s.Probe
 ) -> None:
-    """Each device binds at the same place; one call may undo bindings that follow each other; the end undoes all."""
+    """Each device binds at the same place; one call may undo bindings that follow each other;
+    the end undoes all.
+    """
 
     def used() -> int:
         return arbiter.card.proc("mem_used") // MIB
 
     for orders, after in (
-        ([f"create 0 {64 * MIB}", f"endpoint 0 0 0 {32 * MIB}", f"endpoint 0 0 {32 * MIB} {32 * MIB}"], 64),
+        (
+            [
+                f"create 0 {64 * MIB}",
+                f"endpoint 0 0 0 {32 * MIB}",
+                f"endpoint 0 0 {32 * MIB} {32 * MIB}",
+            ],
+            64,
+        ),
         (["release 0"], 64),
         ([f"invoke cuLogicalEndpointUnbind 7 1 0 {64 * MIB}"], 64),  # another device's
         ([f"invoke cuLogicalEndpointUnbind 7 0 0 {64 * MIB}"], 0),
-        ([f"create 0 {8 * MIB}", f"endpoint 0 0 0 {8 * MIB}", f"endpoint 0 1 0 {8 * MIB}", "release 0"], 8),
+        (
+            [
+                f"create 0 {8 * MIB}",
+                f"endpoint 0 0 0 {8 * MIB}",
+                f"endpoint 0 1 0 {8 * MIB}",
+                "release 0",
+            ],
+            8,
+        ),
         ([f"invoke cuLogicalEndpointUnbind 7 0 0 {8 * MIB}"], 8),
         ([f"invoke cuLogicalEndpointUnbind 7 1 0 {8 * MIB}"], 0),
         (

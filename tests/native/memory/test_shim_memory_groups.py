@@ -1,7 +1,8 @@
-"""Every group of calls that take or return device memory: after each step ledger and simulated card agree.
+"""Every group of calls that take or return device memory: after each step ledger and simulated card
+agree.
 
-The numbers are MiB, exact: sizes are whole units of the card. A step's name says what the program has just done
-(tests/native/programs/memory/mem_*.c).
+The numbers are MiB, exact: sizes are whole units of the card. A step's name says what the program
+has just done (tests/native/programs/memory/mem_*.c).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from shim_memory_support import CONTEXT, MIB, Node, Program, node, walk
 
 pytestmark = pytest.mark.native
 
-POOL = """begin 0 first 32 fits 32 freed 32 waited 0 kept 64 again 64 kept_by_free 64 trimmed_nothing 64 trimmed 0
-most 224 refused 224 served 224 gave_back 228 cap_free 0 own 64 current 64 destroyed 64 gone 0
+POOL = """begin 0 first 32 fits 32 freed 32 waited 0 kept 64 again 64 kept_by_free 64
+trimmed_nothing 64 trimmed 0 most 224 refused 224 served 224
+gave_back 228 cap_free 0 own 64 current 64 destroyed 64 gone 0
 by_place 64 piece_left 64 by_place_gone 0
 in_domain 160 domain_refused 160 domain_default 192 domain_trimmed 32 domain_gone 0
 host 0 host_more 0 host_freed 0 host_trimmed 0 host_cap 256 host_set 32
@@ -26,20 +28,21 @@ numa 0 numa_more 0 numa_freed 0 numa_trimmed 0 numa_cap 256
 numa_destroyed 0 numa_gone 0 card_again 32
 default 0 default_more 0 default_freed 0 default_trimmed 0 default_cap 256
 captured 0 end 0"""
-GRAPH = """begin 0 nodes 0 instantiated 0 launched 40 launched_again 40 destroyed 40 uploaded 60 refused 60 trimmed 0
-nested 20 nested_gone 0 nested 20 nested_gone 0 with_params 50 with_params_gone 0
+GRAPH = """begin 0 nodes 0 instantiated 0 launched 40 launched_again 40 destroyed 40 uploaded 60
+refused 60 trimmed 0 nested 20 nested_gone 0 nested 20 nested_gone 0
+with_params 50 with_params_gone 0
 host_launched 0 host_and_card 20 host_gone 0 captured 0 captured_launched 30 gave_back 240 end 0"""
-VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48 range_gone 0
-mixed 16 mixed_gone 0 left_over 32 left_over_gone 0
-in_domain 192 domain_refused 192 domain_mapped 192 domain_gone 0 host_created 0 numa_created 0 host_gone 0
-in_array 4 array_gone 0 team 0 bound 8 bound_by_address 24 bound_elsewhere 24 unbound 8 team_mapped 8 team_lives 8
-team_gone 0 second_team_gone 0 part_bound 8 part_unbound 0"""
-GREEN = """begin 0 in_green 16 pool_in_green 56 freed_in_green 8 green_gone 8 kept_freed 0 last 20 all_gone 0
-green_again 24 reset 0"""
+VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48
+range_gone 0 mixed 16 mixed_gone 0 left_over 32 left_over_gone 0
+in_domain 192 domain_refused 192 domain_mapped 192 domain_gone 0 host_created 0 numa_created 0
+host_gone 0 in_array 4 array_gone 0 team 0 bound 8 bound_by_address 24 bound_elsewhere 24
+unbound 8 team_mapped 8 team_lives 8 team_gone 0 second_team_gone 0 part_bound 8 part_unbound 0"""
+GREEN = """begin 0 in_green 16 pool_in_green 56 freed_in_green 8 green_gone 8 kept_freed 0 last 20
+all_gone 0 green_again 24 reset 0"""
 COUNTED = [("detached_once", 14), ("detached", 0), ("destroyed", 0)]
 EXTERNAL = "begin 0 imported 64 buffer 64 destroyed 0 end 0"
-PLAIN = """begin 0 alloc 64 managed 96 refused 96 full 256 free 0 v1_alloc 4 v1_pitch 8 v1_free 0 pitch 2 pitch_free 0
-host 0 array 4 array_3d 36 mipmap 56 sparse 56 array_free 0"""
+PLAIN = """begin 0 alloc 64 managed 96 refused 96 full 256 free 0 v1_alloc 4 v1_pitch 8 v1_free 0
+pitch 2 pitch_free 0 host 0 array 4 array_3d 36 mipmap 56 sparse 56 array_free 0"""
 
 
 def steps(text: str) -> list[tuple[str, int]]:
@@ -47,7 +50,12 @@ def steps(text: str) -> list[tuple[str, int]]:
     return [(name, int(mib)) for name, mib in zip(words[::2], words[1::2], strict=True)]
 
 
-GROUPS = [("mem_pool", POOL), ("mem_graph", GRAPH), ("mem_vmm", VMM), ("mem_share external", EXTERNAL)]
+GROUPS = [
+    ("mem_pool", POOL),
+    ("mem_graph", GRAPH),
+    ("mem_vmm", VMM),
+    ("mem_share external", EXTERNAL),
+]
 
 
 @pytest.mark.parametrize(("program", "text"), GROUPS, ids=[name for name, _ in GROUPS])
@@ -75,7 +83,9 @@ def test_plain_memory_and_contexts(tmp_path: Path) -> None:
 
 
 def test_green_contexts_and_usage_counts(tmp_path: Path) -> None:
-    """Green contexts' memory ends with the primary one; a context that was attached to, with its last detach."""
+    """Green contexts' memory ends with the primary one; a context that was attached to, with its
+    last detach.
+    """
     with node(tmp_path) as running:
         program = running.run("mem_green")
         for name, mib in steps(GREEN):
@@ -89,7 +99,9 @@ def test_green_contexts_and_usage_counts(tmp_path: Path) -> None:
 
 
 def test_graph_that_waits_at_the_gate_holds_nothing(tmp_path: Path) -> None:
-    """Nothing is announced meanwhile: others are not refused, and who jumps out of the wait leaves nothing."""
+    """Nothing is announced meanwhile: others are not refused, and who jumps out of the wait
+    leaves nothing.
+    """
     with node(tmp_path) as running:
         program, card = running.run("mem_graph", "gate"), running.arbiter.card
         program.pass_by("begin", 0)
@@ -130,7 +142,13 @@ def shared(
 
 
 def taken(
-    running: Node, kind: str, what: str, maker: Program, step: str = "taken", *more: str, sanitizer: str = ""
+    running: Node,
+    kind: str,
+    what: str,
+    maker: Program,
+    step: str = "taken",
+    *more: str,
+    sanitizer: str = "",
 ) -> Program:
     """A second program, at the step after it asked for the maker's memory."""
     words = ("mem_share", "take", kind, what, str(maker.process.pid), *more)
@@ -157,7 +175,9 @@ def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str)
 
 
 def test_what_comes_out_of_an_imported_pool_is_its_makers(tmp_path: Path) -> None:
-    """No size is told, so nothing is charged to who imports; the maker pays until its own pool is gone."""
+    """No size is told, so nothing is charged to who imports; the maker pays until its own pool
+    is gone.
+    """
     with node(tmp_path) as running:
         maker, what = shared(running, "pool", sanitizer="asan")
         taker = taken(running, "pool", what, maker, sanitizer="asan")
@@ -184,7 +204,9 @@ def test_user_of_a_dead_makers_memory_takes_the_charge_over(tmp_path: Path, kind
 
 @pytest.mark.parametrize("kind", ["ipc", "file"])
 def test_slot_that_is_used_again_uses_nothing(tmp_path: Path, kind: str) -> None:
-    """A taker dies, and before its maker lets go another process has its slot: its bits are not that one's."""
+    """A taker dies, and before its maker lets go another process has its slot: its bits are not
+    that one's.
+    """
     with node(tmp_path) as running:
         maker, what = shared(running, kind)
         taker = taken(running, kind, what, maker)
@@ -217,7 +239,9 @@ def test_program_that_executes_another_uses_nothing_any_more(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", ["ipc", "file"])
-def test_maker_that_comes_late_to_a_new_arbiter_is_not_taken_for_dead(tmp_path: Path, kind: str) -> None:
+def test_maker_that_comes_late_to_a_new_arbiter_is_not_taken_for_dead(
+    tmp_path: Path, kind: str
+) -> None:
     with node(tmp_path) as running:
         maker, what = shared(running, kind)
         taker = taken(running, kind, what, maker)
@@ -249,7 +273,9 @@ OWN = {
 
 @pytest.mark.parametrize("how", list(OWN))
 def test_own_descriptors_keep_memory_charged(tmp_path: Path, how: str) -> None:
-    """The simulated card gives the memory back earlier than cuda.h says, so only the ledger is looked at."""
+    """The simulated card gives the memory back earlier than cuda.h says, so only the ledger is
+    looked at.
+    """
     with node(tmp_path) as running:
         program = running.run("mem_share", "own", how, sanitizer="asan")
         program.pass_by("begin", 0)
@@ -275,7 +301,9 @@ def test_name_of_two_lasts_as_long_as_either(tmp_path: Path) -> None:
 
 
 def test_who_takes_memory_by_a_character_device_pays_for_it(tmp_path: Path) -> None:
-    """All memory is called alike then, so nobody knows whose it is: too much is charged, and ends with the import."""
+    """All memory is called alike then, so nobody knows whose it is: too much is charged, and
+    ends with the import.
+    """
     with node(tmp_path) as running:
         maker, what = shared(running, "device")
         taker = taken(running, "device", what, maker)
@@ -309,7 +337,9 @@ def test_memory_from_outside_the_job_is_charged_to_its_importer(tmp_path: Path, 
 
 
 def test_what_stands_beside_the_slots_counts_and_is_waited_for(tmp_path: Path) -> None:
-    """Contexts, and a process that died: an allocation that only they hinder waits until they have left the card."""
+    """Contexts, and a process that died: an allocation that only they hinder waits until they
+    have left the card.
+    """
     with node(tmp_path) as running:
         gate = running.arbiter.card.gate_page
         gate.mem_extra = 200 * MIB
@@ -339,5 +369,6 @@ def test_dead_process_that_stays_is_not_waited_for_for_ever(tmp_path: Path) -> N
         other.at("begin")
         other.on()
         output, error = other.process.communicate(timeout=20)
-        assert other.process.returncode == 3, (output, error)  # 64 beside 64 + 200 of 256: refused in the end
+        # 64 beside 64 + 200 of 256: refused in the end
+        assert other.process.returncode == 3, (output, error)
         assert "allocation of 64.0 MiB refused: job 4711 holds 264.0 of 256.0 MiB" in error

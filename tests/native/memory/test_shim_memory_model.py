@@ -1,11 +1,14 @@
-"""Random schedules of grants, launches, allocations, frees, forks and kills against a model of the ledger.
+"""Random schedules of grants, launches, allocations, frees, forks and kills against a model of the
+ledger.
 
-A job of up to four processes on one card. Each schedule is a handful of steps; after each the slots must say what the
-model says, and after each kill (at a random moment, inside whatever the process was just doing) the sum of the job
-must be that of the survivors. The processes live on from one schedule to the next, so state piles up as in real jobs.
+A job of up to four processes on one card. Each schedule is a handful of steps; after each the slots
+must say what the model says, and after each kill (at a random moment, inside whatever the process
+was just doing) the sum of the job must be that of the survivors. The processes live on from one
+schedule to the next, so state piles up as in real jobs.
 
-QGPU_SCHEDULES is the number of schedules: 10000, well under a minute. The gate of this model never closes;
-test_real_schedules.py runs fewer with the real arbiter, grants that come and go, launches and gates.
+QGPU_SCHEDULES is the number of schedules: 10000, well under a minute. The gate of this model never
+closes; test_real_schedules.py runs fewer with the real arbiter, grants that come and go, launches
+and gates.
 """
 
 from __future__ import annotations
@@ -155,7 +158,9 @@ class Model:
             self.arbiter.card.gate_page.mem_extra = self.extra
 
     def kill(self, worker: Worker) -> None:
-        """In the middle of something: what its slot says last may be any moment of it, but never too much."""
+        """In the middle of something: what its slot says last may be any moment of it, but never
+        too much.
+        """
         possible = worker.used
         for place in range(PLACES, PLACES + 8):
             worker.probe.send(f"alloc {place} {64 * MIB}")
@@ -219,5 +224,8 @@ def test_random_schedules_agree_with_the_model(tmp_path: Path) -> None:
             model.schedule()
     finally:
         model.close()
-    print(f"{SCHEDULES} schedules, {model.steps} steps, {model.kills} kills, {model.refusals} refusals")
+    print(
+        f"{SCHEDULES} schedules, {model.steps} steps, {model.kills} kills, {model.refusals} "
+        f"refusals"
+    )
     assert model.kills > SCHEDULES / 50 and model.refusals

@@ -38,7 +38,9 @@ class Site:
         self.arbiter = a.Arbiter(tmp_path / "run", a.ARBITER)
         self.arbiter.run_dir.mkdir(mode=0o755)
         jobs = ((ONLINE, "online", 50), (OFFLINE, "offline", 50), (OFFLINE2, "offline", 20))
-        self.grants = {job: node.grant(job, kind, share, self.arbiter.run_dir) for job, kind, share in jobs}
+        self.grants = {
+            job: node.grant(job, kind, share, self.arbiter.run_dir) for job, kind, share in jobs
+        }
         self.running: list[subprocess.Popen[str]] = []
 
     def serve(self, sig: int = signal.SIGTERM) -> None:
@@ -55,7 +57,12 @@ class Site:
         env = self.node.env | {"LD_PRELOAD": str(s.SHIM), "QGPU_GRANT_FD": str(fd)}
         command = [s.BUILD / "bin/qgpu-workload", "--json", "--iters", "100000", *args]
         process = subprocess.Popen(
-            command, env=env, pass_fds=[fd], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=env,
+            pass_fds=[fd],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         os.close(fd)
         self.running.append(process)
@@ -81,7 +88,9 @@ def site(tmp_path: Path, node: Node) -> Iterator[Site]:
 
 
 def refused_at_cap(site: Site) -> None:
-    """A program that wants more than its job's 8 GiB is told so, whoever the arbiter is or is not."""
+    """A program that wants more than its job's 8 GiB is told so, whoever the arbiter is or is
+    not.
+    """
     process = site.job(OFFLINE2, "--requests", "2", "--alloc-past", "9GiB")
     error = process.communicate(timeout=60)[1]
     assert "refused: job 3 holds" in error, error
@@ -95,13 +104,17 @@ def exchange(site: Site, arbiters: int) -> None:
     for number in range(arbiters - 1):
         service = site.job(ONLINE, "--length", "120", "--no-sync-each=64")
         a.wait_for(lambda: stats(site.arbiter)[ONLINE].busy, "online works")
-        a.wait_for(lambda: stats(site.arbiter)[OFFLINE].gate & abi.GATE_CLOSED, "and offline is closed")
+        a.wait_for(
+            lambda: stats(site.arbiter)[OFFLINE].gate & abi.GATE_CLOSED, "and offline is closed"
+        )
         site.serve(signal.SIGKILL if number % 2 else signal.SIGTERM)
         a.wait_for(lambda: stats(site.arbiter)[OFFLINE].procs == 1, "offline registers again")
         a.wait_for(lambda: stats(site.arbiter)[ONLINE].procs == 1, "online registers again")
         site.works(ONLINE, "online works under the successor")
         tenant = stats(site.arbiter)[OFFLINE]
-        assert tenant.gate & abi.GATE_CLOSED and tenant.launches < 20, "offline waited all the while"
+        assert tenant.gate & abi.GATE_CLOSED and tenant.launches < 20, (
+            "offline waited all the while"
+        )
         assert tenant.mem_used == 2 * s.GIB, "what it holds is told to the successor"
         service.kill()
         service.communicate()
@@ -123,14 +136,21 @@ print(json.dumps([card.total, card.used]))
 
 
 def test_monitor_of_a_job_asks_the_arbiter(site: Site) -> None:
-    """A program without CUDA: the job's NVML registers by itself, and sees what the job's other process holds."""
+    """A program without CUDA: the job's NVML registers by itself, and sees what the job's other
+    process holds.
+    """
     site.serve()
     site.job(OFFLINE, "--length", "600", "--no-sync-each=64", "--memory", "2GiB")
     site.works(OFFLINE, "offline works")
     fd = a.sealed(abi.pack_grant(site.grants[OFFLINE]))
     env = site.node.env | {"LD_PRELOAD": str(NVML_SHIM), "QGPU_GRANT_FD": str(fd)}
     done = subprocess.run(
-        [sys.executable, "-c", MONITOR], env=env, pass_fds=[fd], capture_output=True, text=True, check=False
+        [sys.executable, "-c", MONITOR],
+        env=env,
+        pass_fds=[fd],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     os.close(fd)
     assert done.returncode == 0, done.stderr
@@ -144,7 +164,11 @@ def test_memory_holds_while_no_arbiter_is_there(site: Site) -> None:
     site.job(OFFLINE2, "--length", "600", "--no-sync-each=64", "--memory", "6GiB")
     a.wait_for(lambda: stats(site.arbiter)[OFFLINE2].mem_used == 6 * s.GIB, "it holds 6 of 8 GiB")
     site.serve(signal.SIGKILL)
-    a.wait_for(lambda: stats(site.arbiter)[OFFLINE2].mem_used == 6 * s.GIB, "known to the successor")
+    a.wait_for(
+        lambda: stats(site.arbiter)[OFFLINE2].mem_used == 6 * s.GIB, "known to the successor"
+    )
     late = site.job(OFFLINE2, "--requests", "2", "--alloc-past", "4GiB")
     error = late.communicate(timeout=60)[1]
-    assert "refused: job 3 holds" in error, "two processes of a job share one cap under the successor too"
+    assert "refused: job 3 holds" in error, (
+        "two processes of a job share one cap under the successor too"
+    )

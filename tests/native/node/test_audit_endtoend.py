@@ -1,4 +1,6 @@
-"""Real qgpud, arbiter, shim and simulated cards: the audit, a driver that hangs, and qgpu doctor."""
+"""Real qgpud, arbiter, shim and simulated cards: the audit, a driver that hangs, and qgpu
+doctor.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = [
 
 def test_contexts_are_charged_from_nvml_and_given_back(start):
     chain = start()
-    process = chain.qgpu("run", "--mem", "4G", "--", *work(chain, "--length", "300", "--memory", "512M"))
+    process = chain.qgpu(
+        "run", "--mem", "4G", "--", *work(chain, "--length", "300", "--memory", "512M")
+    )
     try:
         until(lambda: any(tenant.mem_extra for tenant in chain.tenants()))
         (tenant,) = chain.tenants()
@@ -63,7 +67,13 @@ def test_program_that_drops_the_shim_is_found_and_dealt_with(start, action, dies
         f"env -u LD_PRELOAD -u QGPU_GRANT_FD -u QGPU_GRANT {load}; echo $?",
     )
     other = chain.qgpu(
-        "run", "--card", "0", "--mem", "1G", "--", *work(chain, "--length", "4", "--kernel-us", "200")
+        "run",
+        "--card",
+        "0",
+        "--mem",
+        "1G",
+        "--",
+        *work(chain, "--length", "4", "--kernel-us", "200"),
     )
     try:
         until(lambda: "event=audit-unregistered" in chain.log())
@@ -95,10 +105,14 @@ def test_driver_that_hangs_stalls_neither_prologs_nor_programs(start):
     )
     assert chain.said("run", "--mem", "1G", "--card", "1", "--", "true")[0] == 0
     assert chain.hook("epilog", 7) == 0
-    assert chain.log().count("event=nvml-stuck") == 1 and chain.log().count("event=nvml-failed") == 1
+    assert (
+        chain.log().count("event=nvml-stuck") == 1 and chain.log().count("event=nvml-failed") == 1
+    )
     fault("clear")
     until(lambda: chain.said("card", "list")[0] == 0)
-    process = subprocess.Popen(work(chain, "--length", "20"), env=chain.env(), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        work(chain, "--length", "20"), env=chain.env(), stdout=subprocess.DEVNULL
+    )
     try:
         until(lambda: "event=audit-stranger" in chain.log())
     finally:
@@ -121,7 +135,10 @@ def test_doctor_sees_a_fit_node_and_what_breaks(start):
     found = {check["name"]: check for check in json.loads(out)}
     bad = {name: check for name, check in found.items() if check["status"] == "fail"}
     assert code == 0 and bad == {}, (bad, err)
-    assert found["nvml"]["text"].startswith("driver ") and found["cards"]["text"] == "2 as in qgpu.yaml"
+    assert (
+        found["nvml"]["text"].startswith("driver ")
+        and found["cards"]["text"] == "2 as in qgpu.yaml"
+    )
     assert found["memory caps"]["text"].startswith("cooperative: ")
     assert found["arbiter"]["text"].startswith("reached")
     chain.arbiter.terminate()
@@ -133,7 +150,9 @@ def test_doctor_sees_a_fit_node_and_what_breaks(start):
     (chain.opt / "shim/libcuda.so.1").write_bytes(b"no library")
     code, out, _ = chain.said("doctor")
     assert code == 1 and re.search(r"FAIL  qgpud .* start it with systemctl start qgpud", out)
-    assert re.search(r"FAIL  shim .* it does not load", out) and re.search(r"FAIL  memory caps\s+none", out)
+    assert re.search(r"FAIL  shim .* it does not load", out) and re.search(
+        r"FAIL  memory caps\s+none", out
+    )
 
 
 def test_doctor_needs_no_root(start):

@@ -65,7 +65,9 @@ def end_all(*jobs: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("action", ["log", "kill"])
 def test_job_whose_shim_lies_about_its_work_is_found(start, action):
-    """It claims that all it launched is finished already, and so takes twice its share; its neighbour is honest."""
+    """It claims that all it launched is finished already, and so takes twice its share; its
+    neighbour is honest.
+    """
     chain = start()
     audited(chain, f"action: {action}, busy_window: 4s")
     lie = " ".join(work(chain, *ENDLESS, "--iters", "2000000", "--length", "600"))
@@ -76,7 +78,9 @@ def test_job_whose_shim_lies_about_its_work_is_found(start, action):
         (job,) = [tenant.job_id for tenant in chain.tenants() if tenant.share == 10]
         until(lambda: said(chain, "audit-busy"), 40)
         (line,) = said(chain, "audit-busy")
-        told, booked = (int(re.search(rf"{word}_percent=(\d+)", line)[1]) for word in ("busy", "booked"))
+        told, booked = (
+            int(re.search(rf"{word}_percent=(\d+)", line)[1]) for word in ("busy", "booked")
+        )
         assert told > booked + 4 and "window_s=4" in line
         assert f"job={job} " in line
         if action == "kill":
@@ -89,14 +93,31 @@ def test_job_whose_shim_lies_about_its_work_is_found(start, action):
 
 
 def test_honest_jobs_do_no_more_than_is_booked(start):
-    """A pair of 10/90 with kernels of all lengths, a visitor that rests half of the time, another that waits for each
-    kernel: with a window of 3 s, the hardest one, none is ever found."""
+    """A pair of 10/90 with kernels of all lengths, a visitor that rests half of the time,
+    another that waits for each kernel: with a window of 3 s, the hardest one, none is ever
+    found.
+    """
     chain = start()
     audited(chain, "action: kill, busy_window: 3s")
-    mix = ("--kernel-us", "100", "--iters", "100000", "--kernel-mix", "100,1000,5000,20000", "--length", "25")
-    jobs = [run(chain, share, *work(chain, *ENDLESS, *mix, "--seed", str(share))) for share in (10, 60)]
+    mix = (
+        "--kernel-us",
+        "100",
+        "--iters",
+        "100000",
+        "--kernel-mix",
+        "100,1000,5000,20000",
+        "--length",
+        "25",
+    )
+    jobs = [
+        run(chain, share, *work(chain, *ENDLESS, *mix, "--seed", str(share))) for share in (10, 60)
+    ]
     jobs.append(
-        run(chain, 20, *work(chain, "--iters", "500000", "--period", "4", "--duty", "50", "--length", "25"))
+        run(
+            chain,
+            20,
+            *work(chain, "--iters", "500000", "--period", "4", "--duty", "50", "--length", "25"),
+        )
     )
     jobs.append(run(chain, 10, *work(chain, "--iters", "50000", "--length", "25")))
     jobs.append(
@@ -122,7 +143,10 @@ def test_process_that_is_made_to_go_on_again_and_again_is_killed(start):
     chain = start()
     audited(chain, "action: stop")
     load = " ".join(work(chain, "--length", "600", "--kernel-us", "200"))
-    loop = f"{BARE} {load} > /dev/null & p=$!; while kill -CONT $p; do sleep 0.1; done 2> /dev/null; wait $p; echo $?"
+    loop = (
+        f"{BARE} {load} > /dev/null & p=$!; while kill -CONT $p; do sleep 0.1; done 2> "
+        f"/dev/null; wait $p; echo $?"
+    )
     hostile = run(chain, 10, "sh", "-c", loop)
     honest = run(chain, 50, *work(chain, "--length", "600", "--kernel-us", "200"))
     try:
@@ -147,9 +171,10 @@ def test_administrator_lets_a_stopped_job_go_on(start):
         (line,) = said(chain, "audit-unregistered")
         number = re.search(r"job=(\d+)", line)[1]
         code, out, err = chain.said("job", "pardon", number)
-        assert (code, out) == (0, f"the audit leaves job {number} alone from now on, 1 process went on\n"), (
-            err
-        )
+        assert (code, out) == (
+            0,
+            f"the audit leaves job {number} alone from now on, 1 process went on\n",
+        ), err
         time.sleep(2)
         assert not stopped(job.pid) and not said(chain, "audit-again")
     finally:
@@ -170,7 +195,9 @@ def test_job_that_fills_the_card_again_with_a_new_process_is_killed_again(start)
 
 
 def test_program_on_a_card_that_it_was_not_granted_is_killed(start):
-    """Nothing but CUDA_VISIBLE_DEVICES keeps it from there. Whoever qgpu knows nothing of may use that card."""
+    """Nothing but CUDA_VISIBLE_DEVICES keeps it from there. Whoever qgpu knows nothing of may
+    use that card.
+    """
     chain = start()
     audited(chain, "action: kill")
     load = " ".join(work(chain, "--length", "600", "--kernel-us", "200", "--device", "1"))

@@ -31,11 +31,15 @@ def test_tenants_of_the_cost_scenario_are_on_their_cards(
         monkeypatch.setattr(cost, name, value)
     with Rig(tmp_path, cards=2) as rig:
         who = cost.admit(rig, mode)
-        assert len(who) == 6 and {grant.cards[0].uuid for grant in rig.grants.values()} == set(rig.uuids)
+        assert len(who) == 6 and {grant.cards[0].uuid for grant in rig.grants.values()} == set(
+            rig.uuids
+        )
         with cost.at_work(rig, who) as pids:
             wait_for("their work", lambda: all(t.launches for t in rig.link.stats()), 30)
             if mode == "idle":
-                wait_for("the end of their work", lambda: not any(t.busy for t in rig.link.stats()), 30)
+                wait_for(
+                    "the end of their work", lambda: not any(t.busy for t in rig.link.stats()), 30
+                )
             cost.check(rig, pids, mode)
             monkeypatch.setattr(cost, "LISTED_S", 0.1)
             with pytest.raises(TimeoutError):
@@ -51,9 +55,13 @@ def test_a_scene_is_what_the_card_executed(tmp_path: Path) -> None:
         ]
         scene = play(rig, actors, 1.0)
         assert not rig.grants
-    assert {span.card for span in scene.of(603)} == {1} and {span.card for span in scene.of(601, 602)} == {0}
+    assert {span.card for span in scene.of(603)} == {1} and {
+        span.card for span in scene.of(601, 602)
+    } == {0}
     assert scene.served[601].within(scene.start, scene.end) > 0
-    assert all(b.call >= scene.start and b.end <= scene.end for b in scene.whole_bursts(603, 1_000_000))
+    assert all(
+        b.call >= scene.start and b.end <= scene.end for b in scene.whole_bursts(603, 1_000_000)
+    )
     assert scene.latencies_us(603) and scene.gates_of(601)
 
 
@@ -71,7 +79,9 @@ def test_a_visitor_works_only_while_it_is_there(tmp_path: Path) -> None:
 
 
 def test_stalled_calls_reach_the_tenants_that_they_are_meant_for(tmp_path: Path) -> None:
-    """Launches of 50 ms of one tenant on each card: between its kernels, and not between its neighbour's."""
+    """Launches of 50 ms of one tenant on each card: between its kernels, and not between its
+    neighbour's.
+    """
     stalling = runs.sharers({621: 50, 622: 50}, 0, 1000), runs.sharers({631: 50, 632: 50}, 1, 1000)
     with Rig(tmp_path, cards=2) as rig:
         actors = [actor for pair in stalling for actor in pair]

@@ -1,4 +1,6 @@
-"""The daemon's service against the real qgpu-arbiter: grants arrive, its restarts are noticed at once."""
+"""The daemon's service against the real qgpu-arbiter: grants arrive, its restarts are noticed at
+once.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
     def launch() -> subprocess.Popen[bytes]:
         reader, writer = os.pipe()
-        command = [str(ARBITER), "--run-dir", str(tmp_path / "run"), "--no-rt", "--ready-fd", str(writer)]
+        command = [
+            str(ARBITER),
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--no-rt",
+            "--ready-fd",
+            str(writer),
+        ]
         running.append(subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL))
         os.close(writer)
         assert os.read(reader, 16), "the arbiter ended before it was ready"
@@ -103,8 +112,12 @@ def test_grants_come_back_after_the_arbiter_was_killed(service, start):
         lambda service: service.sample_cards(),
     ],
 )
-def test_new_arbiter_gets_everything_however_the_end_of_the_old_one_was_found(service, node, start, found_by):
-    """A call whose caller has no use for the error must not leave a connection to somebody who knows of no grant."""
+def test_new_arbiter_gets_everything_however_the_end_of_the_old_one_was_found(
+    service, node, start, found_by
+):
+    """A call whose caller has no use for the error must not leave a connection to somebody who
+    knows of no grant.
+    """
     first = start()
     service.start()
     assert service.prolog(env()) == Answer(0)

@@ -1,4 +1,6 @@
-"""Hook, qgpud, arbiter, SPANK, shim and simulated card in one chain, without Slurm: from Prolog to ledger."""
+"""Hook, qgpud, arbiter, SPANK, shim and simulated card in one chain, without Slurm: from Prolog
+to ledger.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ def chain() -> Iterator[Chain]:
 
 def test_cap_reaches_the_program_and_use_reaches_the_ledger(chain):
     assert chain.hook("prolog", 7, "qgpu/1 class=online share=30 mem=1024") == 0
-    out, err = chain.task(7, "--length", "1", "--kernel-us", "200", "--alloc-past", "4GiB").communicate(
-        timeout=60
-    )
+    out, err = chain.task(
+        7, "--length", "1", "--kernel-us", "200", "--alloc-past", "4GiB"
+    ).communicate(timeout=60)
     done = json.loads(out)
     assert done["alloc"]["refused"] and done["alloc"]["bytes"] <= 1024 * MIB
     assert "qgpu: allocation of" in err and "job 7" in err

@@ -1,4 +1,6 @@
-"""Faults of drivers, programs and the arbiter, injected into the whole chain: simulated card, shim, real arbiter."""
+"""Faults of drivers, programs and the arbiter, injected into the whole chain: simulated card,
+shim, real arbiter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from bench.harness.node import BUILD, MIB, Rig, wait_for
 from enforcer.wire import abi
 from enforcer.wire.link import TenantStats
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 ONLINE, OFFLINE, NEIGHBOUR, PEER = 1, 2, 3, 4
 ENDLESS = ("--length", "600", "--iters", "200000", "--no-sync-each=16")
 
@@ -33,7 +38,9 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def task(rig: Rig, *words: str, job: int = OFFLINE) -> subprocess.Popen[str]:
     """One of the odd programs (tests/native/programs/submit/task.c)."""
-    return rig.spawn([BUILD / "test/shim-task", *words], rig.grants[job], stdin=subprocess.PIPE, bufsize=1)
+    return rig.spawn(
+        [BUILD / "test/shim-task", *words], rig.grants[job], stdin=subprocess.PIPE, bufsize=1
+    )
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -67,7 +74,7 @@ def kill(process: subprocess.Popen[str]) -> str:
     return process.communicate()[1]
 
 
-# ---- the driver -----------------------------------------------------------------------------------------------
+# ---- the driver ----------------------------------------------------------------------------------
 
 
 def test_sticky_error_of_one_tenant_harms_no_other(rig: Rig) -> None:
@@ -78,7 +85,9 @@ def test_sticky_error_of_one_tenant_harms_no_other(rig: Rig) -> None:
     rig.fault(f"sticky pid={ill.pid}")
     assert ill.wait(10) == 1, "its program learns of the error"
     works(rig, NEIGHBOUR, "the other goes on")
-    wait_for("the sick one's charge is gone", lambda: (tenant(rig).procs, tenant(rig).mem_used) == (0, 0))
+    wait_for(
+        "the sick one's charge is gone", lambda: (tenant(rig).procs, tenant(rig).mem_used) == (0, 0)
+    )
     assert (tenant(rig, NEIGHBOUR).mem_used, well.poll()) == (256 * MIB, None)
     assert kill(well) == ""
 
@@ -125,14 +134,20 @@ def test_hung_kernel_of_an_online_tenant_takes_no_turns_of_its_peers(rig: Rig) -
         works(rig, job, "both work")
     assert not tenant(rig, ONLINE).passed_over and closed(rig)
     rig.fault(f"hang pid={hung.pid}")
-    wait_for("it is passed over, 2 s after its last progress", lambda: tenant(rig, ONLINE).passed_over, 15)
+    wait_for(
+        "it is passed over, 2 s after its last progress",
+        lambda: tenant(rig, ONLINE).passed_over,
+        15,
+    )
     works(rig, PEER, "the other goes on without its turns", 5, 500)
     waited = tenant(rig, PEER).closed_share_ns
     works(rig, PEER, "the other goes on without its turns", 5, 500)
     assert tenant(rig, PEER).closed_share_ns - waited < 20e6, "its gate stays open"
     kill(well)
     time.sleep(0.5)
-    assert closed(rig) and tenant(rig, OFFLINE).launches < 20, "a kernel of online may take its time"
+    assert closed(rig) and tenant(rig, OFFLINE).launches < 20, (
+        "a kernel of online may take its time"
+    )
     kill(hung)
     works(rig, OFFLINE, "offline has the card", 5)
     kill(batch)
@@ -163,7 +178,9 @@ def test_hung_kernel_of_an_online_tenant_ends_with_its_process(rig: Rig) -> None
 
 
 def test_stalls_of_the_card_leave_everything_in_order(rig: Rig) -> None:
-    """50 ms each: gates close for online all the same, nothing fails, and work goes on afterwards."""
+    """50 ms each: gates close for online all the same, nothing fails, and work goes on
+    afterwards.
+    """
     batch = [rig.workload(rig.grants[job], *ENDLESS) for job in (OFFLINE, NEIGHBOUR)]
     for _ in range(5):
         service = rig.workload(rig.grants[ONLINE], *ENDLESS)
@@ -177,7 +194,9 @@ def test_stalls_of_the_card_leave_everything_in_order(rig: Rig) -> None:
         works(rig, OFFLINE, "offline goes on", 5, 50)
         works(rig, NEIGHBOUR, "offline goes on", 5, 50)
         rig.fault("stall us=50000")
-        few = rig.workload(rig.grants[ONLINE], "--requests", "20", "--iters", "100000", "--poisson", "200")
+        few = rig.workload(
+            rig.grants[ONLINE], "--requests", "20", "--iters", "100000", "--poisson", "200"
+        )
         assert rig.summary(few)["requests"] == 20, "online comes to a card that stands still"
     assert [kill(process) for process in batch] == ["", ""]
 
@@ -194,7 +213,7 @@ def test_slow_driver_calls_hold_up_their_caller_alone(rig: Rig) -> None:
     kill(well)
 
 
-# ---- the arbiter ----------------------------------------------------------------------------------------------
+# ---- the arbiter ---------------------------------------------------------------------------------
 
 
 def test_arbiter_that_hangs_is_given_up_and_taken_back(rig: Rig) -> None:
@@ -231,11 +250,13 @@ def stands_still(rig: Rig, pid: int) -> bool:
     return pieces_of(rig, pid) == before
 
 
-# ---- programs -------------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 
 def test_two_hundred_kills_leave_no_byte_behind(rig: Rig) -> None:
-    """Four processes that allocate, free and launch, killed at random instants; the neighbour keeps what it has."""
+    """Four processes that allocate, free and launch, killed at random instants; the neighbour
+    keeps what it has.
+    """
     rng = random.Random(20)
     holder = task(rig, "hold", "512", job=NEIGHBOUR)
     assert line(holder) == "held"
@@ -248,11 +269,14 @@ def test_two_hundred_kills_leave_no_byte_behind(rig: Rig) -> None:
             running[at] = task(rig, "churn", str(100 + number))
             held = {p.pid: p.mem_used or 0 for p in nvml.processes(rig.uuids[0])}
             held.pop(holder.pid)
-            assert sum(held.values()) <= 1024 * MIB + 300 * MIB * len(held), "the job is above its cap"
+            assert sum(held.values()) <= 1024 * MIB + 300 * MIB * len(held), (
+                "the job is above its cap"
+            )
     errors = [kill(process) for process in running]
     assert not [text for text in errors if text and "allocation of" not in text], errors
     wait_for(
-        "all are gone", lambda: (tenant(rig).procs, tenant(rig).mem_used + tenant(rig).mem_extra) == (0, 0)
+        "all are gone",
+        lambda: (tenant(rig).procs, tenant(rig).mem_used + tenant(rig).mem_extra) == (0, 0),
     )
     assert (tenant(rig, NEIGHBOUR).mem_used, tenant(rig, NEIGHBOUR).procs) == (512 * MIB, 1)
     everything = task(rig, "hold", "1024")
@@ -262,7 +286,9 @@ def test_two_hundred_kills_leave_no_byte_behind(rig: Rig) -> None:
 
 
 def test_many_processes_share_one_cap_from_its_first_byte(rig: Rig) -> None:
-    """More processes than a job may have on a card, all at once: none of them counts itself alone."""
+    """More processes than a job may have on a card, all at once: none of them counts itself
+    alone.
+    """
     crowd = task(rig, "fork", "150", "64")
     assert line(crowd) == "16 134", "16 x 64 MiB are the cap of 1 GiB"
     assert (tenant(rig).procs, tenant(rig).mem_used) == (abi.MAX_PROCS, 1024 * MIB)

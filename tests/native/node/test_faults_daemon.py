@@ -1,4 +1,6 @@
-"""Faults with the real qgpud: NVML that fails, a daemon that hangs, and a program that hides what it holds."""
+"""Faults with the real qgpud: NVML that fails, a daemon that hangs, and a program that hides
+what it holds.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,16 @@ def only(chain: Chain) -> TenantStats:
 
 
 def test_nvml_that_fails_stops_no_job_and_frees_no_memory(start):
-    """Nobody can say then when a dead process has left the card: its memory stays charged until the driver answers."""
+    """Nobody can say then when a dead process has left the card: its memory stays charged until
+    the driver answers.
+    """
     chain = start()
     configured(chain, "nvml_interval: 100ms")
     shell = (
-        f"{' '.join(work(chain, '--length', '60', '--memory', '900M'))} > /dev/null & first=$!; echo started; read x; "
-        f"kill -9 $first; wait $first; read x; exec {' '.join(work(chain, '--length', '1', '--memory', '900M'))}"
+        f"{' '.join(work(chain, '--length', '60', '--memory', '900M'))} > /dev/null & first=$!; "
+        f"echo started; read x; "
+        f"kill -9 $first; wait $first; read x; exec "
+        f"{' '.join(work(chain, '--length', '1', '--memory', '900M'))}"
     )
     # room for one with its context, in whichever order the two are charged
     job = run(chain, "bash", "-c", shell, mem="1500M")
@@ -92,7 +98,10 @@ def test_daemon_that_hangs_holds_up_neither_gates_nor_deaths(start):
         try:
             for _ in range(3):
                 before = {t.job_id: t.launches for t in chain.tenants()}
-                until(lambda b=before: all(t.launches > b[t.job_id] + 100 for t in chain.tenants()), 20)
+                until(
+                    lambda b=before: all(t.launches > b[t.job_id] + 100 for t in chain.tenants()),
+                    20,
+                )
         finally:
             chain.qgpud.send_signal(signal.SIGCONT)
         end_tree(churn)
@@ -108,7 +117,11 @@ def end_tree(process: subprocess.Popen[str]) -> None:
     """A program and what it started, which holds its pipes as well."""
     if process.poll() is None:
         process.send_signal(signal.SIGSTOP)  # it starts no more while its children are counted
-        until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZ")
+        until(
+            lambda: (
+                Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZ"
+            )
+        )
     ask = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
     children = subprocess.run(ask, capture_output=True, text=True, check=False)
     process.kill()
@@ -119,7 +132,9 @@ def end_tree(process: subprocess.Popen[str]) -> None:
 
 
 def test_program_that_hides_its_memory_is_found_by_the_audit(start):
-    """It zeroes its books and takes 2.5 GiB from the driver itself, of a cap of 1 GiB: NVML tells, the job ends."""
+    """It zeroes its books and takes 2.5 GiB from the driver itself, of a cap of 1 GiB: NVML
+    tells, the job ends.
+    """
     chain = start()
     configured(chain, "nvml_interval: 100ms, audit: {action: kill, slack: 512MiB}")
     job = run(chain, f"{BUILD}/test/shim-evil", "hide", "40")

@@ -18,14 +18,23 @@ pytestmark = [
 
 def told(*args: str) -> dict[str, float]:
     run = subprocess.run(
-        [BUILD / "test/launch-bench", "--pairs", "3", *args], check=True, capture_output=True, text=True
+        [BUILD / "test/launch-bench", "--pairs", "3", *args],
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    return {name: float(value) for name, value in (line.split() for line in run.stdout.splitlines())}
+    return {
+        name: float(value) for name, value in (line.split() for line in run.stdout.splitlines())
+    }
 
 
 def test_launches_with_one_and_8_threads_and_allocations_are_timed() -> None:
     found = told("--live", "10")
-    assert {"launch_overhead_ns", "launch_overhead_ns_8t", "launch_default_stream_overhead_ns"} <= set(found)
+    assert {
+        "launch_overhead_ns",
+        "launch_overhead_ns_8t",
+        "launch_default_stream_overhead_ns",
+    } <= set(found)
     assert {"alloc_pair_overhead_ns", "alloc_pair_live_overhead_ns"} <= set(found)
 
 
@@ -37,5 +46,7 @@ def test_in_any_window_launches_alone_can_be_timed(window: str) -> None:
 
 
 def test_a_wrong_option_is_said() -> None:
-    run = subprocess.run([BUILD / "test/launch-bench", "--kernel-us", "0"], capture_output=True, text=True)
+    run = subprocess.run(
+        [BUILD / "test/launch-bench", "--kernel-us", "0"], capture_output=True, text=True
+    )
     assert run.returncode == 2 and "--kernel-us 1 or more" in run.stderr

@@ -1,4 +1,6 @@
-"""Real qgpud, arbiter, shim, SPANK plugin and simulated MIG instances: from Slurm's index to a cap on that instance."""
+"""Real qgpud, arbiter, shim, SPANK plugin and simulated MIG instances: from Slurm's index to a
+cap on that instance.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def listed(chain):
 def test_a_jobs_share_is_of_the_instance_that_slurm_gave(start, index):
     chain = start(MORE, mig=2)
     cards = listed(chain)
-    assert [card["index"] for card in cards] == [0, 1] and len({card["uuid"] for card in cards}) == 2
+    assert [card["index"] for card in cards] == [0, 1] and len(
+        {card["uuid"] for card in cards}
+    ) == 2
     assert all(card["uuid"].startswith("MIG-") for card in cards)
     assert chain.hook("prolog", 7, "qgpu/1 class=online share=30 mem=1024", gpus=str(index)) == 0
     grant = json.loads((chain.directory / "run/grants/7.json").read_text())

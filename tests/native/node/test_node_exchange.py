@@ -100,12 +100,14 @@ def test_daemons_are_exchanged_under_live_jobs(chain: Chain) -> None:
             short_job(chain, 100 + number)
             until(lambda most=booked: chain.usage(FIRST).launches > most, 10)
             booked = chain.usage(FIRST).launches
-        until(lambda: all(t.mem_extra for t in chain.tenants()))  # qgpud tells contexts to the new arbiter
+        # qgpud tells contexts to the new arbiter
+        until(lambda: all(t.mem_extra for t in chain.tenants()))
     finally:
         errors = {}
         for job, process in running.items():
             for program in psutil.Process(process.pid).children(recursive=True):
-                program.kill()  # the launcher alone would leave it at work, and its pipe open, to its end
+                # the launcher alone would leave it at work, and its pipe open, to its end
+                program.kill()
             process.kill()
             errors[job] = process.communicate()[1]
     assert errors == {FIRST: "", SECOND: ""}, "the programs noticed nothing"

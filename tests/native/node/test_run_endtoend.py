@@ -28,9 +28,18 @@ pytestmark = [
 def test_cap_and_account_of_a_program_without_slurm(start):
     chain = start()
     code, out, err = chain.said(
-        "run", "--share", "30", "--class", "offline", "--mem", "1G", "--card", "1", "--",
+        "run",
+        "--share",
+        "30",
+        "--class",
+        "offline",
+        "--mem",
+        "1G",
+        "--card",
+        "1",
+        "--",
         *work(chain, "--length", "1", "--kernel-us", "200", "--alloc-past", "4GiB"),
-    )  # fmt: skip
+    )
     assert code == 0, err
     done = json.loads(out)
     assert done["alloc"]["refused"] and done["alloc"]["bytes"] <= GIB
@@ -66,9 +75,15 @@ def test_program_whose_launcher_closes_every_descriptor_has_its_memory(start, wh
     """torchrun, multiprocessing and the like start their workers by subprocess."""
     chain = start()
     load = work(chain, "--length", "0.5", "--kernel-us", "200", "--alloc-past", "4GiB")
-    code, out, err = chain.said("run", "--mem", "1G", "--", sys.executable, "-c", LAUNCHER, who, *load)
+    code, out, err = chain.said(
+        "run", "--mem", "1G", "--", sys.executable, "-c", LAUNCHER, who, *load
+    )
     assert code == 0, err
-    assert json.loads(out)["alloc"] == {"bytes": GIB, "refused": True, "error": "CUDA_ERROR_OUT_OF_MEMORY"}
+    assert json.loads(out)["alloc"] == {
+        "bytes": GIB,
+        "refused": True,
+        "error": "CUDA_ERROR_OUT_OF_MEMORY",
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,7 +105,11 @@ def test_program_that_is_not_there_is_127_and_leaves_no_grant(start):
 def test_signals_reach_the_program_itself_and_kill_9_ends_the_grant(start):
     chain = start()
     process = chain.qgpu(
-        "run", "--", "sh", "-c", "trap 'echo got; exit 3' USR1; echo up; while :; do sleep 0.05; done"
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo got; exit 3' USR1; echo up; while :; do sleep 0.05; done",
     )
     try:
         assert process.stdout.readline() == "up\n"
@@ -109,7 +128,8 @@ def test_signals_reach_the_program_itself_and_kill_9_ends_the_grant(start):
 
 def test_two_programs_share_a_card_and_the_third_does_not_fit(start):
     chain = start()
-    load = work(chain, "--length", "8", "--kernel-us", "200")  # longer than the questions below take
+    # longer than the questions below take
+    load = work(chain, "--length", "8", "--kernel-us", "200")
     first = chain.qgpu(
         "run", "--card", "0", "--share", "30", "--mem", "40G", "--class", "online", "--", *load
     )
@@ -170,7 +190,9 @@ def test_user_is_served_only_if_the_configuration_says_so(start):
     script = work(chain, "--length", "0.5", "--alloc-past", "2GiB")
     code, out, err = as_nobody(chain, "run", "--mem", "1G", "--", *script)
     assert code == 0, err
-    assert json.loads(out)["alloc"]["bytes"] <= GIB, "the arbiter and the shim believe the user's copy"
+    assert json.loads(out)["alloc"]["bytes"] <= GIB, (
+        "the arbiter and the shim believe the user's copy"
+    )
     chain.qgpud.terminate()
     chain.qgpud.wait()
     chain.config.write_text(chain.config.read_text().replace("[nobody]", "[]"))
@@ -190,7 +212,10 @@ def test_private_daemons_start_serve_and_leave_nothing(start):
     code, out, err = chain.said("run", "--start", *config, "--mem", "1G", "--", *load)
     assert code == 0, err
     assert json.loads(out)["alloc"]["bytes"] <= GIB
-    assert chain.said("run", "--start", *config, "--", "sh", "-c", "kill -TERM $$")[0] == -signal.SIGTERM
+    assert (
+        chain.said("run", "--start", *config, "--", "sh", "-c", "kill -TERM $$")[0]
+        == -signal.SIGTERM
+    )
     code, _, err = chain.said("run", "--start", *config, "--mem", "900G", "--", "true")
     assert code == 125 and "do not fit" in err
     until(
@@ -216,7 +241,13 @@ def test_private_daemons_forward_signals_and_die_with_the_command(start):
 def test_setting_a_card_changes_running_programs_at_once(start):
     chain = start()
     process = chain.qgpu(
-        "run", "--card", "0", "--share", "20", "--", *work(chain, "--length", "300", "--kernel-us", "200")
+        "run",
+        "--card",
+        "0",
+        "--share",
+        "20",
+        "--",
+        *work(chain, "--length", "300", "--kernel-us", "200"),
     )
     try:
         until(lambda: any(tenant.busy for tenant in chain.tenants()))
@@ -230,7 +261,9 @@ def test_setting_a_card_changes_running_programs_at_once(start):
         assert tenant.policy == "fixed-share"
         code, out, _ = chain.said("card", "set", "0", "isolation.offline=none")
         assert "isolation holds for jobs that start from now on" in out
-        later = chain.qgpu("run", "--card", "0", "--mem", "1G", "--", *work(chain, "--length", "300"))
+        later = chain.qgpu(
+            "run", "--card", "0", "--mem", "1G", "--", *work(chain, "--length", "300")
+        )
         try:
             until(lambda: sum(t.procs for t in chain.tenants()) == 2)
             assert {t.job_id == tenant.job_id: t.ungoverned for t in chain.tenants()} == {
@@ -274,7 +307,9 @@ def test_card_without_isolation_has_neither_cap_nor_gate_and_is_accounted(start)
         until(lambda: sum(tenant.procs for tenant in chain.tenants()) == 2)
         assert all(tenant.ungoverned and tenant.mem_cap > 79 * GIB for tenant in chain.tenants())
         jobs = {tenant.job_class: tenant.job_id for tenant in chain.tenants()}
-        first, second = (json.loads(process.communicate(timeout=60)[0]) for process in (online, offline))
+        first, second = (
+            json.loads(process.communicate(timeout=60)[0]) for process in (online, offline)
+        )
         assert second["alloc"]["refused"] is False, "no cap"
         assert second["start_ns"] < first["end_ns"], "no gate: it works beside the online one"
         until(lambda: grants(chain) == set())

@@ -31,7 +31,9 @@ def processes(chain: Chain) -> list[int]:
 
 @contextlib.contextmanager
 def left(chain: Chain, script: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A command that says its child's pid, waits for a line, and ends; the child is ended with the block."""
+    """A command that says its child's pid, waits for a line, and ends; the child is ended with
+    the block.
+    """
     words = ["run", "--card", "0", *options, "--", "sh", "-c", f"{script} & echo $!; read line"]
     command = chain.qgpu(*words, stdin=subprocess.PIPE)
     child = int(command.stdout.readline())
@@ -56,9 +58,13 @@ def over(command: subprocess.Popen[str]) -> None:
 
 
 def test_what_a_command_leaves_on_the_card_stays_booked_and_governed(start, tmp_path):
-    """The grant ends with the last process that uses it: its memory cannot be given out a second time before."""
+    """The grant ends with the last process that uses it: its memory cannot be given out a second
+    time before.
+    """
     chain = start()
-    load = shlex.join(map(str, work(chain, "--length", "600", "--kernel-us", "200", "--memory", "30GiB")))
+    load = shlex.join(
+        map(str, work(chain, "--length", "600", "--kernel-us", "200", "--memory", "30GiB"))
+    )
     with left(chain, f"exec {load} > {tmp_path}/out 2>&1", "--mem", "40G") as command:
         until(lambda: any(tenant.launches > 100 for tenant in chain.tenants()))
         over(command)
@@ -111,16 +117,21 @@ def test_what_comes_to_the_card_after_its_command_stands_still_and_says_why(star
             until(lambda: (tmp_path / "out").read_text() != "", 2)
 
 
-# ---- what the command finds ---------------------------------------------------------------------------------
+# ---- what the command finds ----------------------------------------------------------------------
 
 
 def test_command_starts_as_from_a_shell(start, tmp_path):
-    """Python ignores two signals, and runs no script without a first line; neither is the command's business."""
+    """Python ignores two signals, and runs no script without a first line; neither is the
+    command's business.
+    """
     chain = start()
-    code, out, _ = chain.said("run", "--", "sh", "-c", "grep SigIgn /proc/self/status; yes | head -1")
+    code, out, _ = chain.said(
+        "run", "--", "sh", "-c", "grep SigIgn /proc/self/status; yes | head -1"
+    )
     _, ignored, said = out.split()
     assert (code, said) == (0, "y")
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # others may be ignored by who called, as nohup does
+    # others may be ignored by who called, as nohup does
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         assert not int(ignored, 16) >> (number - 1) & 1
     script = tmp_path / "script"
     script.write_text('echo "$0" "$1" "$QGPU_GRANT"\n')

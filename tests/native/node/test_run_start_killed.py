@@ -1,4 +1,6 @@
-"""`qgpu run --start` that is killed: what it started ends with it, and the next one removes its directory."""
+"""`qgpu run --start` that is killed: what it started ends with it, and the next one removes its
+directory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from cli.run.directory import private_directory, remove_left
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes, and directories of root's in /run"),
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="makes device nodes, and directories of root's in /run"
+    ),
     pytest.mark.timeout(180),
 ]
 
@@ -89,7 +93,16 @@ def test_only_what_is_surely_left_is_removed(tmp_path: Path) -> None:
         fcntl.flock(daemon, fcntl.LOCK_EX)
         remove_left(tmp_path)
         assert not left.exists()
-        for path in (locked, served, foreign, loose, other, target, link, tmp_path / "qgpu-run-file0000"):
+        for path in (
+            locked,
+            served,
+            foreign,
+            loose,
+            other,
+            target,
+            link,
+            tmp_path / "qgpu-run-file0000",
+        ):
             assert path.exists(), path
         assert (target / "run").exists(), "not through a link"
     finally:

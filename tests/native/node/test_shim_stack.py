@@ -1,4 +1,6 @@
-"""The shim with the real arbiter and the simulated driver: unchanged programs share one simulated card."""
+"""The shim with the real arbiter and the simulated driver: unchanged programs share one
+simulated card.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Node:
         )
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
-    def grant(self, job: int, job_class: str, share: int, run_dir: Path, cap: int = 8 * s.GIB) -> Grant:
+    def grant(
+        self, job: int, job_class: str, share: int, run_dir: Path, cap: int = 8 * s.GIB
+    ) -> Grant:
         """A grant of this card."""
         return Grant(
             job_id=job,
@@ -176,11 +180,15 @@ def test_window_holds_with_real_completion(tmp_path: Path, node: Node) -> None:
         service.send_signal(signal.SIGKILL)
         service.communicate()
     assert error == ""
-    assert result["kernels"] > 300, "of 100 us each, about two thirds of two seconds on an idle machine"
+    assert result["kernels"] > 300, (
+        "of 100 us each, about two thirds of two seconds on an idle machine"
+    )
 
 
 def test_two_offline_tenants_share_by_weight(tmp_path: Path, node: Node) -> None:
-    """Who has three times the share gets more; how near it comes is measured by the bench (shares)."""
+    """Who has three times the share gets more; how near it comes is measured by the bench
+    (shares).
+    """
     jobs = ((OFFLINE, "offline", 60), (OFFLINE2, "offline", 20))
     with governed(tmp_path, node, *jobs) as (_, grants):
         processes = [node.start(grant, "--length", "2", "--no-sync-each=32") for grant in grants]

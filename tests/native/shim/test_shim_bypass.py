@@ -1,4 +1,6 @@
-"""Kernels that wait for a launch which a full window holds back, and kernels that only take long."""
+"""Kernels that wait for a launch which a full window holds back, and kernels that only take
+long.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ pytestmark = pytest.mark.native
 
 
 def freed_by_a_launch(probe: s.Probe, later: float = 0.0) -> None:
-    """A kernel in stream 0 ends when the launch in stream 1 was let through (or so much later), and is a sample."""
+    """A kernel in stream 0 ends when the launch in stream 1 was let through (or so much later),
+    and is a sample.
+    """
     assert probe.ask("hold 1") == 0
     assert probe.ask("launch 0 0x10 1") == 0
     assert probe.ask("launch 1 0x20 1") == 0
@@ -30,8 +34,12 @@ def waiting(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     arbiter.card.set(s.WINDOW | s.TRACK)
 
 
-def test_kernel_that_waits_for_a_launch_is_not_waited_for(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """It took 2 s because it waited; who believes that waits 2 s for its end, and it for him, again and again."""
+def test_kernel_that_waits_for_a_launch_is_not_waited_for(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
+    """It took 2 s because it waited; who believes that waits 2 s for its end, and it for him,
+    again and again.
+    """
     waiting(arbiter, probe)
     started = time.monotonic()
     for _ in range(10):

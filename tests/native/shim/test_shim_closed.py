@@ -1,4 +1,6 @@
-"""Who is not registered works as little as at a closed gate: refused, unheard, or with a socket that is not root's."""
+"""Who is not registered works as little as at a closed gate: refused, unheard, or with a socket
+that is not root's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ WORK = ["launch 0 0x10 1", "graph 0 0x20", f"copy 0 {s.MIB}"]
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_who_is_refused_waits_at_a_closed_gate(tmp_path: Path, arbiter: s.FakeArbiter, work: str) -> None:
+def test_who_is_refused_waits_at_a_closed_gate(
+    tmp_path: Path, arbiter: s.FakeArbiter, work: str
+) -> None:
     """However long: longer than the lease, and than what memory waits for."""
     arbiter.status = errno.EPERM
     with s.governed(tmp_path, s.CAP) as probe:
@@ -33,7 +37,9 @@ def test_who_is_refused_waits_at_a_closed_gate(tmp_path: Path, arbiter: s.FakeAr
 
 @pytest.mark.parametrize("there", ["nothing", "nobody", "stranger"])
 def test_without_an_arbiter_nothing_begins(tmp_path: Path, there: str) -> None:
-    """No socket, one at which nobody listens, or not root: a process that was never registered waits."""
+    """No socket, one at which nobody listens, or not root: a process that was never registered
+    waits.
+    """
     path = tmp_path / "enforcer.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         if there != "nothing":
@@ -82,7 +88,9 @@ def answers_at_once(probe: s.Probe) -> bool:
 
 
 def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
-    """The first card of two is refused: the second has its gate and its cap, the first has neither work nor memory."""
+    """The first card of two is refused: the second has its gate and its cap, the first has
+    neither work nor memory.
+    """
     caps = [s.GIB, s.GIB]
     arbiter = s.FakeArbiter(tmp_path, caps)
     first, second = arbiter.uuids
@@ -93,12 +101,17 @@ def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
         assert probe.ask(f"alloc 0 {2 * s.GIB}") == s.OUT_OF_MEMORY
         assert probe.ask(f"alloc 0 {s.MIB}") == 0
         assert probe.ask("launch 0 0x10 3") == 0
-        assert (arbiter.tenants[second].proc("launches"), arbiter.tenants[second].proc("mem_used")) == (
+        assert (
+            arbiter.tenants[second].proc("launches"),
+            arbiter.tenants[second].proc("mem_used"),
+        ) == (
             3,
             s.MIB,
         )
         assert probe.ask("ctx 0") == 0
-        assert probe.ask(f"alloc 1 {s.MIB}") == s.OUT_OF_MEMORY, "refused, and not after ten seconds"
+        assert probe.ask(f"alloc 1 {s.MIB}") == s.OUT_OF_MEMORY, (
+            "refused, and not after ten seconds"
+        )
         asked = len(arbiter.tenants[second].asked)
         assert probe.ask("ctx 1") == 0
         arbiter.tenants[second].set(s.CLOSED | s.TRACK)
@@ -115,18 +128,25 @@ def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
         arbiter.refused.clear()
         assert int(probe.answer()) == 0
         assert probe.ask(f"alloc 1 {s.MIB}") == 0
-        assert (arbiter.tenants[first].proc("launches"), arbiter.tenants[first].proc("mem_used")) == (
+        assert (
+            arbiter.tenants[first].proc("launches"),
+            arbiter.tenants[first].proc("mem_used"),
+        ) == (
             5,
             s.MIB,
         )
-        assert len(arbiter.tenants[second].asked) == asked, "on the same connection, for that card alone"
+        assert len(arbiter.tenants[second].asked) == asked, (
+            "on the same connection, for that card alone"
+        )
         assert "did not register it at " in probe.finish()
     arbiter.stop()
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_card_that_is_to_ask_again_leaves_the_others_alone(tmp_path: Path, which: int) -> None:
-    """The other of two is registered meanwhile, and looked after: a doorbell that is lost is replaced."""
+    """The other of two is registered meanwhile, and looked after: a doorbell that is lost is
+    replaced.
+    """
     caps = [s.GIB, s.GIB]
     arbiter = s.FakeArbiter(tmp_path, caps)
     late, good = arbiter.uuids[which], arbiter.uuids[1 - which]

@@ -1,4 +1,6 @@
-"""Contexts of all kinds under shim, arbiter and simulated card: none at all, another one, green ones."""
+"""Contexts of all kinds under shim, arbiter and simulated card: none at all, another one, green
+ones.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_shim_programs import OFFLINE, ONLINE, ended, line, python, tenant
+from programs_support import OFFLINE, ONLINE, ended, line, python, tenant
 
 from bench.harness.node import BUILD, Rig, wait_for
 from enforcer.fdwait import readable_within
 from enforcer.wire.link import TenantStats
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 
 
 @pytest.fixture
@@ -45,7 +50,9 @@ def says_nothing(process: subprocess.Popen[str]) -> bool:
 
 
 def test_work_without_a_current_context_is_governed(rig: Rig) -> None:
-    """A stream has a context; a thread that works in it needs none (CUDA 12: kernels of libraries)."""
+    """A stream has a context; a thread that works in it needs none (CUDA 12: kernels of
+    libraries).
+    """
     code = """
     d = Cuda(); s = d.stream(); p = c.c_uint64(); MIB32 = c.c_size_t(32 * MIB)
     def other():
@@ -64,7 +71,8 @@ def test_work_without_a_current_context_is_governed(rig: Rig) -> None:
 def test_gate_holds_a_thread_without_a_current_context(rig: Rig) -> None:
     code = """
     d = Cuda(); s = d.stream(); print("up", flush=True)
-    t = threading.Thread(target=lambda: (sys.stdin.readline(), d.launch(10, s), print("went", flush=True)))
+    t = threading.Thread(target=lambda: (
+        sys.stdin.readline(), d.launch(10, s), print("went", flush=True)))
     t.start(); t.join()
     """
     process = python(rig, code, stdin=subprocess.PIPE)
@@ -82,9 +90,11 @@ def test_gate_holds_a_thread_without_a_current_context(rig: Rig) -> None:
 def test_memory_of_another_cards_stream_is_charged_there(rig: Rig) -> None:
     code = """
     d = Cuda(); other = c.c_void_p(); d.call("cuDevicePrimaryCtxRetain", c.byref(other), 1)
-    d.call("cuCtxSetCurrent", other); s = d.stream(); d.call("cuCtxSetCurrent", d.ctx); p = c.c_uint64()
+    d.call("cuCtxSetCurrent", other); s = d.stream(); d.call("cuCtxSetCurrent", d.ctx)
+    p = c.c_uint64()
     assert d.raw("cuMemAllocAsync", c.byref(p), c.c_size_t(2 * GIB), s) == 2
-    d.call("cuMemAllocAsync", c.byref(p), c.c_size_t(512 * MIB), s); print("has", flush=True); sys.stdin.readline()
+    d.call("cuMemAllocAsync", c.byref(p), c.c_size_t(512 * MIB), s); print("has", flush=True)
+    sys.stdin.readline()
     """
     process = python(rig, code, stdin=subprocess.PIPE)
     assert line(process) == "has"
@@ -94,12 +104,17 @@ def test_memory_of_another_cards_stream_is_charged_there(rig: Rig) -> None:
 
 
 def test_default_stream_of_another_context_is_marked_in_its_own(rig: Rig) -> None:
-    """A thread waits for a context that is not its current one: what runs there must be seen until it ends."""
+    """A thread waits for a context that is not its current one: what runs there must be seen
+    until it ends.
+    """
     code = """
-    d = Cuda(); b = c.c_void_p(); d.call("cuCtxCreate_v2", c.byref(b), 0, 0); d.call("cuCtxSetCurrent", d.ctx)
-    for _ in range(100): d.launch(1)  # so that the next one is thought short, and gets no marker at once
+    d = Cuda(); b = c.c_void_p(); d.call("cuCtxCreate_v2", c.byref(b), 0, 0)
+    d.call("cuCtxSetCurrent", d.ctx)
+    # So that the next one is thought short, and gets no marker at once.
+    for _ in range(100): d.launch(1)
     d.launch(1500000); d.call("cuCtxSetCurrent", b)
-    print("runs", flush=True); d.call("cuCtxSynchronize_v2", d.ctx); print("ended", flush=True); sys.stdin.readline()
+    print("runs", flush=True); d.call("cuCtxSynchronize_v2", d.ctx); print("ended", flush=True)
+    sys.stdin.readline()
     """
     process = python(rig, code, stdin=subprocess.PIPE)
     assert line(process) == "runs"
@@ -115,7 +130,8 @@ def test_default_stream_of_another_context_is_marked_in_its_own(rig: Rig) -> Non
 
 GREEN = """
     d = Cuda(); U = c.c_uint; P = c.c_void_p
-    whole, part, rest = (c.create_string_buffer(512) for _ in range(3)); n, desc, g, x, s = U(1), P(), P(), P(), P()
+    whole, part, rest = (c.create_string_buffer(512) for _ in range(3))
+    n, desc, g, x, s = U(1), P(), P(), P(), P()
     d.call("cuDeviceGetDevResource", 0, whole, 1)
     d.call("cuDevSmResourceSplitByCount", part, c.byref(n), whole, rest, 0, 16)
     d.call("cuDevResourceGenerateDesc", c.byref(desc), part, 1)
@@ -125,13 +141,16 @@ GREEN = """
 
 
 def test_green_context_is_governed_and_leaves_nothing(rig: Rig) -> None:
-    """Its launches count, what runs in it shows, and when it goes with work in flight its end is seen all the same."""
+    """Its launches count, what runs in it shows, and when it goes with work in flight its end is
+    seen all the same.
+    """
     code = (
         GREEN
         + """
     d.call("cuCtxSetCurrent", x)
     for _ in range(30): d.launch(1000, s); d.launch(1000)
-    d.call("cuCtxSynchronize"); d.launch(400000, s); d.call("cuGreenCtxDestroy", g); d.call("cuCtxSetCurrent", d.ctx)
+    d.call("cuCtxSynchronize"); d.launch(400000, s); d.call("cuGreenCtxDestroy", g)
+    d.call("cuCtxSetCurrent", d.ctx)
     print("gone", d.raw("cuLaunchKernel", d.work, 1, 1, 1, 1, 1, 1, 0, s, None, None), flush=True)
     sys.stdin.readline(); print(d.free_memory() // MIB)
     """
@@ -163,17 +182,23 @@ def test_stream_of_a_green_context_waits_at_the_gate(rig: Rig) -> None:
 
 
 def test_handle_of_a_green_context_may_be_used_again_before_its_destroyer_is_back() -> None:
-    done = subprocess.run([BUILD / "test/shim-green-unit"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [BUILD / "test/shim-green-unit"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_primary_context_that_several_threads_give_back_at_once_ends_guarded() -> None:
-    done = subprocess.run([BUILD / "test/shim-primary-unit"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [BUILD / "test/shim-primary-unit"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_context_that_ends_harms_no_marker_of_others(rig: Rig) -> None:
-    """Memory that it registered may go with it: each context's markers go through a registration of its own."""
+    """Memory that it registered may go with it: each context's markers go through a registration
+    of its own.
+    """
     code = """
     d = Cuda(); contexts = []
     for n in range(3):
@@ -198,7 +223,9 @@ def test_a_context_that_ends_harms_no_marker_of_others(rig: Rig) -> None:
 
 
 def test_contexts_come_and_go_more_often_than_there_are_places(tmp_path: Path) -> None:
-    """A place is free again when a context ends: without a marker long work would not be believed in."""
+    """A place is free again when a context ends: without a marker long work would not be
+    believed in.
+    """
     code = """
     d = Cuda(); made = []
     def work(s):
@@ -210,7 +237,8 @@ def test_contexts_come_and_go_more_often_than_there_are_places(tmp_path: Path) -
         if n >= 20: d.call("cuCtxDestroy_v2", made.pop(0))
     while len(made) > 1: d.call("cuCtxDestroy_v2", made.pop(0))
     d.call("cuCtxSetCurrent", made[0]); s = d.stream(); d.load(); work(s); d.launch(1_500_000, s)
-    print("long", flush=True); d.call("cuStreamSynchronize", s); print("worked", flush=True); sys.stdin.readline()
+    print("long", flush=True); d.call("cuStreamSynchronize", s); print("worked", flush=True)
+    sys.stdin.readline()
     """
     with Rig(tmp_path) as rig:
         rig.grant(OFFLINE, "offline", mem_mib=65_536)

@@ -1,4 +1,4 @@
-"""The gate: closed holds launches, NOTIFY rings, fences show progress, the window bounds work."""
+"""The gate: closed holds launches, NOTIFY rings, fences show progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def test_closed_gate_holds_until_it_opens(arbiter: s.FakeArbiter, probe: s.Probe
     arbiter.card.gate_page.changed_ns = opened
     arbiter.card.set(s.TRACK)
     assert int(probe.answer()) == 0
-    assert opened <= arbiter.card.proc("quantum_start_ns") <= time.monotonic_ns(), "when its turn began"
+    assert opened <= arbiter.card.proc("quantum_start_ns") <= time.monotonic_ns(), (
+        "when its turn began"
+    )
     assert arbiter.card.proc("waiting") == 0
     assert arbiter.card.proc("gate_waits") == 1
     assert arbiter.card.proc("gate_wait_ns") > 150_000_000
@@ -84,7 +86,9 @@ def test_markers_tell_what_is_done(arbiter: s.FakeArbiter, probe: s.Probe) -> No
 
 
 @pytest.mark.parametrize("order", ["sync 0", "ctx_sync", "record 0"])
-def test_a_thread_that_polls_places_a_fence_first(arbiter: s.FakeArbiter, probe: s.Probe, order: str) -> None:
+def test_a_thread_that_polls_places_a_fence_first(
+    arbiter: s.FakeArbiter, probe: s.Probe, order: str
+) -> None:
     assert probe.ask("launch 0 0x10 3") == 0
     s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unfenced") == 1)
     before = arbiter.card.marker()[0]
@@ -170,148 +174,6 @@ def test_capture_is_left_alone(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     assert probe.counts()["queries"] == asked, "without a capture nobody asks"
 
 
-# ---- window mode -------------------------------------------------------------------------------------------
-
-
-def window(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int) -> None:
-    """A window of 500 us and a function whose duration has been learned."""
-    s.learned(arbiter, probe, kernel_us, 18)  # the last ones are learned from when the next are launched
-    arbiter.card.gate_page.window_us = 500
-    assert probe.ask("hold 1") == 0
-
-
-def test_window_bounds_work_in_flight(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    window(arbiter, probe, 100)
-    launched = probe.counts()["launches"]
-    probe.send("launch 0 0x10 12")
-    s.until(lambda: arbiter.card.proc("window_bypass") >= 1)
-    arbiter.card.set(s.CLOSED | s.TRACK)  # nothing more gets through while we count
-    probe_launches = arbiter.card.proc("launches") - launched
-    assert arbiter.card.proc("inflight_us") <= 500 + 100 * arbiter.card.proc("window_bypass") + 1
-    assert probe_launches >= 5
-    arbiter.card.set(s.TRACK)
-    assert int(probe.answer()) == 0
-
-
-def test_window_takes_what_fits_and_no_more(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    window(arbiter, probe, 100)
-    bypassed = arbiter.card.proc("window_bypass")
-    assert probe.ask("launch 0 0x10 5") == 0
-    assert arbiter.card.proc("window_bypass") == bypassed
-    assert arbiter.card.proc("inflight_us") == 500
-    started = time.monotonic()
-    assert probe.ask("launch 0 0x10 1") == 0  # the sixth does not fit and nothing moves
-    assert time.monotonic() - started >= 0.002
-    assert arbiter.card.proc("window_bypass") == bypassed + 1
-
-
-def test_full_window_goes_on_as_the_gpu_does(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """Each marker that is reached makes room; nothing has to be let through."""
-    window(arbiter, probe, 100)
-    assert probe.ask("hold 0") == 0
-    assert probe.ask("launch 0 0x10 200") == 0
-    assert arbiter.card.proc("window_bypass") == 0
-
-
-def test_unknown_function_fills_the_window(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    window(arbiter, probe, 10)
-    assert probe.ask("launch 0 0x9990 1") == 0  # never seen: counts as the whole window
-    started = time.monotonic()
-    assert probe.ask("launch 0 0x9990 1") == 0  # waits 2 ms for progress, then is let through
-    assert time.monotonic() - started >= 0.002
-    assert arbiter.card.proc("window_bypass") == 1
-
-
-def test_what_follows_the_first_launch_is_held(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """Online after a pause: its first launch goes, the next one when the arbiter says so, or 2 ms later."""
-    arbiter.card.gate_page.window_us = 20_000
-    arbiter.card.set(s.NOTIFY | s.HOLD | s.WINDOW | s.TRACK)
-    assert probe.ask("hold 1") == 0
-    started = time.monotonic()
-    assert probe.ask("launch 0 0x10 2") == 0
-    assert time.monotonic() - started >= 0.002, "nobody ended the hold"
-    assert arbiter.card.rings() >= 1 and arbiter.card.proc("window_bypass") == 0, "it did not wait for room"
-    arbiter.card.set(s.HOLD | s.WINDOW | s.TRACK)
-    assert probe.ask("launch 0 0x10 5") == 0, "held once for each ring"
-
-
-def test_gate_that_closes_at_a_full_window_holds(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    window(arbiter, probe, 400)
-    assert probe.ask("launch 0 0x10 1") == 0
-    arbiter.card.set(s.CLOSED | s.WINDOW | s.TRACK)
-    probe.send("launch 0 0x10 1")
-    assert not probe.answered(0.1)
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    assert int(probe.answer()) == 0
-
-
-def test_long_kernel_is_queued_shortly_before_the_end_of_what_runs(
-    arbiter: s.FakeArbiter, probe: s.Probe
-) -> None:
-    """It does not fit beside it, but the card shall not wait for this thread to wake up. One of them, not more."""
-    window(arbiter, probe, 20000)
-    bypassed, launches = arbiter.card.proc("window_bypass"), arbiter.card.proc("launches")
-    started = time.monotonic()
-    assert probe.ask("launch 0 0x10 2") == 0
-    assert time.monotonic() - started > 0.015
-    assert arbiter.card.proc("window_bypass") == bypassed, (
-        "2 ms later it would have been let through all the same"
-    )
-    probe.send("launch 0 0x10 1")
-    s.until(lambda: arbiter.card.proc("window_bypass") == bypassed + 1 or probe.answered())
-    assert arbiter.card.proc("window_bypass") == bypassed + 1, "a third stands until what runs is overdue"
-    assert int(probe.answer()) == 0
-    assert arbiter.card.proc("launches") == launches + 3
-
-
-def test_kernels_of_uncertain_length_are_queued_when_what_runs_has_run_its_longest(
-    arbiter: s.FakeArbiter, probe: s.Probe
-) -> None:
-    """A function that takes now 20 and now 2 ms: not after 2 ms, but shortly before 20; and one of them, not more."""
-    s.learned(arbiter, probe, 2000, 2)
-    window(arbiter, probe, 20000)
-    bypassed = arbiter.card.proc("window_bypass")
-    started = time.monotonic()
-    assert probe.ask("launch 0 0x10 2") == 0
-    assert time.monotonic() - started > 0.015
-    assert arbiter.card.proc("window_bypass") == bypassed
-    assert probe.ask("launch 0 0x10 1") == 0
-    assert arbiter.card.proc("window_bypass") == bypassed + 1, "a third stands until what runs is overdue"
-
-
-@pytest.mark.parametrize(("why", "counts"), [(0x200, True), (0x100, False)], ids=["turn", "preempted"])
-def test_sample_of_a_kernel_that_ran_when_the_gate_closed(
-    arbiter: s.FakeArbiter, probe: s.Probe, why: int, counts: bool
-) -> None:
-    """For a turn the others wait until it ended: without such samples only short ones count. Online does not wait."""
-    s.learned(arbiter, probe, 10, 2)
-    assert probe.ask("launch 0 0x10 1") == 0  # the sample; those before it are taken in
-    probe.ask("elapsed_us 50000")
-    arbiter.card.gate_page.changes = 1
-    arbiter.card.set(s.CLOSED | why | s.WINDOW | s.TRACK)
-    probe.send("launch 0 0x10 1")
-    assert not probe.answered(0.05)
-    arbiter.card.gate_page.changes = 2
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    assert int(probe.answer()) == 0 and probe.ask("sync 0") == 0 and probe.ask("hold 1") == 0
-    assert probe.ask("elapsed_us 10") == 0
-    assert probe.ask("launch 0 0x10 1") == 0
-    assert (arbiter.card.proc("inflight_us") > 20_000) == counts
-
-
-def test_a_new_function_may_take_longer_than_its_first_launches(
-    arbiter: s.FakeArbiter, probe: s.Probe
-) -> None:
-    """Known from three launches that took 10 us: eight of them fill the window all the same, not fifty."""
-    s.learned(arbiter, probe, 10, 3)
-    assert probe.ask("hold 1") == 0
-    bypassed = arbiter.card.proc("window_bypass")
-    assert probe.ask("launch 0 0x10 8") == 0
-    assert arbiter.card.proc("window_bypass") == bypassed
-    assert probe.ask("launch 0 0x10 1") == 0
-    assert arbiter.card.proc("window_bypass") == bypassed + 1
-
-
 def test_who_stands_at_a_closed_gate_has_marked_what_it_launched(
     arbiter: s.FakeArbiter, probe: s.Probe
 ) -> None:
@@ -326,74 +188,3 @@ def test_who_stands_at_a_closed_gate_has_marked_what_it_launched(
     assert arbiter.card.proc("unfenced") == 0
     arbiter.card.set(s.TRACK)
     assert int(probe.answer()) == 0
-
-
-def test_who_stands_at_a_closed_gate_tells_when_its_work_has_ended(
-    arbiter: s.FakeArbiter, probe: s.Probe
-) -> None:
-    """The next turn can begin then; the arbiter need not look for it all the time."""
-    window(arbiter, probe, 400)
-    assert probe.ask("launch 0 0x10 1") == 0
-    arbiter.card.set(s.CLOSED | s.WINDOW | s.TRACK)
-    probe.send("launch 0 0x10 1")
-    s.until(lambda: arbiter.card.rings() > 0)  # it stands there
-    assert not probe.answered(0.01)
-    assert arbiter.card.rings() == 0, "nothing has ended"
-    arbiter.card.reach()
-    s.until(lambda: arbiter.card.rings() == 1)
-    assert not probe.answered(0.01)
-    assert arbiter.card.rings() == 0, "once is enough"
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    assert int(probe.answer()) == 0
-
-
-# ---- the window of a tenant that is alone -------------------------------------------------------------------
-
-
-def lone(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int) -> tuple[int, int]:
-    """A window of 20 ms and a function whose duration has been learned; launches and bypasses so far."""
-    window(arbiter, probe, kernel_us)
-    arbiter.card.gate_page.window_us = 20000
-    return arbiter.card.proc("launches"), arbiter.card.proc("window_bypass")
-
-
-def in_flight(arbiter: s.FakeArbiter, before: tuple[int, int]) -> int:
-    """Launches that went in until the window was full and nothing moved; not those let through after that."""
-    launches, bypassed = before
-    s.until(lambda: arbiter.card.proc("window_bypass") > bypassed)
-    arbiter.card.set(s.CLOSED | s.TRACK)
-    s.until(lambda: arbiter.card.proc("waiting") == 1)
-    return arbiter.card.proc("launches") - launches - (arbiter.card.proc("window_bypass") - bypassed) - 1
-
-
-@pytest.mark.parametrize(
-    ("kernel_us", "least", "most"), [(10000, 2, 2), (3000, 6, 6), (1000, 17, 22), (200, 88, 112)]
-)
-def test_wide_window_is_a_bound_too(
-    arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int, least: int, most: int
-) -> None:
-    """Long kernels are counted one by one; of short ones some pass unseen, an eighth of the window at most."""
-    before = lone(arbiter, probe, kernel_us)
-    probe.send("launch 0 0x10 200")
-    assert least <= in_flight(arbiter, before) <= most
-    arbiter.card.set(s.TRACK)
-    assert int(probe.answer()) == 0
-
-
-def test_wide_window_lets_few_unknown_functions_in(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    before = lone(arbiter, probe, 1000)
-    probe.send("launch 0 0x5550 100")
-    assert in_flight(arbiter, before) <= 10
-    arbiter.card.set(s.TRACK)
-    assert int(probe.answer()) == 0
-
-
-def test_wide_window_samples_few_launches(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """Short kernels that the GPU keeps up with: event pairs, which cost, are rare."""
-    _, bypassed = lone(arbiter, probe, 10)
-    assert probe.ask("hold 0") == 0
-    assert probe.ask("launch 0 0x10 100") == 0
-    before = probe.counts()["event_records"]
-    assert probe.ask("launch 0 0x10 20000") == 0
-    assert probe.counts()["event_records"] - before <= 2 * 20000 / (32 * 31) + 2
-    assert arbiter.card.proc("window_bypass") == bypassed

@@ -1,4 +1,6 @@
-"""Which grants the shim believes: root's, unchanged, and of its own job. Without one there is no card."""
+"""Which grants the shim believes: root's, unchanged, and of its own job. Without one there is no
+card.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def refused(probe: s.Probe) -> str:
 
 
 @pytest.mark.parametrize("seals", [0, s.SEAL, s.SEAL | s.SHRINK | s.GROW])
-def test_unsealed_descriptor_is_not_believed(tmp_path: Path, arbiter: s.FakeArbiter, seals: int) -> None:
+def test_unsealed_descriptor_is_not_believed(
+    tmp_path: Path, arbiter: s.FakeArbiter, seals: int
+) -> None:
     fd = s.sealed("grant", s.grant_bytes(tmp_path, s.CAP), seals)
     probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), s.in_usual_place())
     os.close(fd)
@@ -60,7 +64,9 @@ def file_grant(tmp_path: Path, mode: int = 0o644, content: bytes | None = None) 
     return path
 
 
-def test_grant_file_for_children_that_closed_the_descriptor(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+def test_grant_file_for_children_that_closed_the_descriptor(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
     path = file_grant(tmp_path)
     probe = s.launch(tmp_path, {"QGPU_GRANT": str(path), "QGPU_GRANT_FD": "777"})
     s.started(probe)
@@ -69,7 +75,9 @@ def test_grant_file_for_children_that_closed_the_descriptor(tmp_path: Path, arbi
     probe.finish()
 
 
-@pytest.mark.parametrize("fault", ["mode", "owner", "symlink", "size", "magic", "version", "fifo", "missing"])
+@pytest.mark.parametrize(
+    "fault", ["mode", "owner", "symlink", "size", "magic", "version", "fifo", "missing"]
+)
 def test_grant_file_is_distrusted(tmp_path: Path, arbiter: s.FakeArbiter, fault: str) -> None:
     good = s.grant_bytes(tmp_path, s.CAP)
     path = file_grant(tmp_path)
@@ -98,7 +106,9 @@ def test_grant_file_is_distrusted(tmp_path: Path, arbiter: s.FakeArbiter, fault:
     assert arbiter.card.asked == [], "nobody registers with a grant that is not believed"
 
 
-def test_grant_of_a_job_with_whole_cards_is_not_believed(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+def test_grant_of_a_job_with_whole_cards_is_not_believed(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
     """Such a job never gets this library, so the grant is another job's."""
     content = s.grant_bytes(tmp_path, s.CAP, state=abi.GRANT_WHOLE)
     fd, path = s.sealed("grant", content), file_grant(tmp_path, content=content)
@@ -128,7 +138,9 @@ def test_grant_of_another_job_than_the_control_groups_is_not_believed(
 ) -> None:
     fd = s.sealed("grant", s.grant_bytes(tmp_path, s.CAP))
     inside = ("sh", "-c", f'echo $$ > {job_group}/cgroup.procs && exec "$@"', "sh")
-    error = refused(s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), (*inside, *s.in_usual_place())))
+    error = refused(
+        s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), (*inside, *s.in_usual_place()))
+    )
     os.close(fd)
     assert "it is of job 4711, and this process is of job 9" in error
     assert arbiter.card.asked == []

@@ -23,7 +23,9 @@ def test_who_waited_for_its_work_tells_since_when_it_rests(
     assert before < first < time.monotonic_ns()
     assert arbiter.card.proc("idle_launches") == arbiter.card.proc("launches") == 7
     assert probe.ask("launch 0 0x10 1") == 0
-    assert arbiter.card.proc("idle_launches") == 7, "it has launched since, so that this says nothing"
+    assert arbiter.card.proc("idle_launches") == 7, (
+        "it has launched since, so that this says nothing"
+    )
     assert probe.ask(order) == 0
     assert arbiter.card.proc("idle_launches") == 8 and arbiter.card.proc("idle_ns") > first
 

@@ -1,4 +1,6 @@
-"""Counting launches without an atomic operation, what stands in for it, and an arbiter of another version."""
+"""Counting launches without an atomic operation, what stands in for it, and an arbiter of
+another version.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_small_and_large_gate_words_are_seen_by_the_next_launch(
             assert int(probe.answer()) == 0
 
 
-def test_without_membarrier_launches_are_counted_atomically(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+def test_without_membarrier_launches_are_counted_atomically(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
     wrap = without(tmp_path, MEMBARRIER)
     if subprocess.run([*wrap, "/bin/true"], check=False).returncode == 77:
         pytest.skip("this kernel lets nobody filter system calls")
@@ -132,7 +136,9 @@ def test_filter_of_the_test_really_refuses(tmp_path: Path) -> None:
 
 
 def test_who_stands_at_the_gate_sleeps_on_its_word(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """And is woken when it changes. Each 50 ms it looks by itself, and is then awake for a moment."""
+    """And is woken when it changes. Each 50 ms it looks by itself, and is then awake for a
+    moment.
+    """
     woken = 0
     for _ in range(5):
         arbiter.card.set(s.CLOSED | s.TRACK)

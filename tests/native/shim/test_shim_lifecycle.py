@@ -25,7 +25,9 @@ def test_forked_child_is_its_own_process(tmp_path: Path, arbiter: s.FakeArbiter)
     with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         assert probe.ask(f"alloc 0 {20 * s.GIB}") == 0
-        assert probe.ask(f"fork {5 * s.GIB}") == s.OUT_OF_MEMORY, "parent and child share the job's cap"
+        assert probe.ask(f"fork {5 * s.GIB}") == s.OUT_OF_MEMORY, (
+            "parent and child share the job's cap"
+        )
         assert probe.ask(f"fork {4 * s.GIB}") == 0
         assert arbiter.card.proc("mem_used") == 20 * s.GIB
         assert arbiter.card.proc("mem_used", slot=2) == 4 * s.GIB
@@ -83,7 +85,9 @@ def test_waiting_launch_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_unfinished_work_is_reported_to_the_next_arbiter(tmp_path: Path) -> None:
-    """By a ring: until the next launch nothing else would make that arbiter look, and offline might run meanwhile."""
+    """By a ring: until the next launch nothing else would make that arbiter look, and offline
+    might run meanwhile.
+    """
     arbiter = s.FakeArbiter(tmp_path, s.CAP)
     with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
@@ -157,7 +161,9 @@ def test_again_is_asked_again(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
 
 
 @pytest.mark.parametrize("page", ["gate", "job"])
-def test_page_that_could_be_pulled_away_is_refused(tmp_path: Path, arbiter: s.FakeArbiter, page: str) -> None:
+def test_page_that_could_be_pulled_away_is_refused(
+    tmp_path: Path, arbiter: s.FakeArbiter, page: str
+) -> None:
     good = getattr(arbiter.card, page)
     loose = s.Page(page, len(good.map), s.SEAL)
     loose.map[:] = good.map[:]
@@ -175,8 +181,23 @@ def test_valgrind_finds_nothing(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     """Threads, fork, window mode, a restart and a destroyed context without one wrong access."""
     log = tmp_path / "valgrind"
     wrap = ("valgrind", "-q", "--error-exitcode=9", f"--log-file={log}.%p")
-    orders = ["init", "ctx 0", "stream 0", f"alloc 0 {s.GIB}", "launch 0 0x10 200", "sync 0", "free 0"]
-    orders += ["threads 2 300", "fork 4096", "churn 100", "create 0 4096", "map 0 0x100000 4096", "release 0"]
+    orders = [
+        "init",
+        "ctx 0",
+        "stream 0",
+        f"alloc 0 {s.GIB}",
+        "launch 0 0x10 200",
+        "sync 0",
+        "free 0",
+    ]
+    orders += [
+        "threads 2 300",
+        "fork 4096",
+        "churn 100",
+        "create 0 4096",
+        "map 0 0x100000 4096",
+        "release 0",
+    ]
     orders += ["unmap 0x100000 4096", "capture 0", "launch 0 0x10 5", "end_capture 0", "ctx_sync"]
     with s.governed(tmp_path, s.CAP, wrap) as probe:
         for order in orders:

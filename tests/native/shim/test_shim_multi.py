@@ -13,7 +13,10 @@ from shim_submit_support import OFFLINE, ONLINE, launches
 from bench.harness.node import BUILD, Rig, wait_for
 from enforcer.wire import abi
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 
 
 def slot(watch: a.Tenant, pid: int) -> abi.ProcSlot:
@@ -21,7 +24,9 @@ def slot(watch: a.Tenant, pid: int) -> abi.ProcSlot:
 
 
 def test_launch_on_two_cards_waits_until_both_are_open(tmp_path: Path) -> None:
-    """The first gate closes again while the launch stands at the second (cards that are not suspended together)."""
+    """The first gate closes again while the launch stands at the second (cards that are not
+    suspended together).
+    """
     with Rig(tmp_path, cards=2, settings={"idle_release_ms": 1, "together": False}) as rig:
         offline = rig.grant(OFFLINE, "offline", mem_mib=1024, card=(0, 1))
         online = rig.grant(ONLINE, "online", mem_mib=1024, card=(0, 1))
@@ -36,7 +41,9 @@ def test_launch_on_two_cards_waits_until_both_are_open(tmp_path: Path) -> None:
             busy[card].finish()
             wait_for("the gate opens", lambda: not watch[card].closed)
 
-        program = rig.spawn([BUILD / "test/shim-task", "multi"], offline, stdin=subprocess.PIPE, bufsize=1)
+        program = rig.spawn(
+            [BUILD / "test/shim-task", "multi"], offline, stdin=subprocess.PIPE, bufsize=1
+        )
         assert program.stdout and program.stdin
         assert program.stdout.readline().strip() == "ready"
         first, second = (slot(one, program.pid) for one in watch)
@@ -59,7 +66,9 @@ def test_launch_on_two_cards_waits_until_both_are_open(tmp_path: Path) -> None:
 
 
 def test_graph_with_memory_on_two_cards_is_charged_to_both(tmp_path: Path) -> None:
-    """Each cap refuses for itself, whichever node comes last; a refusal leaves nothing reserved on the other card."""
+    """Each cap refuses for itself, whichever node comes last; a refusal leaves nothing reserved
+    on the other card.
+    """
     with Rig(tmp_path, cards=2) as rig:
         offline = rig.grant(OFFLINE, "offline", mem_mib=256, card=(0, 1))
         watch = [a.Tenant(rig.run_dir, offline, uuid) for uuid in rig.uuids]

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 import shim_support as s
-from shim_memory_support import CAP, CONTEXT, MIB, NVML, NVML_SHIM, Node, grant_for, node, sanitizer_and_twin
+from shim_memory_support import (
+    CAP,
+    CONTEXT,
+    MIB,
+    NVML,
+    NVML_SHIM,
+    Node,
+    grant_for,
+    node,
+    sanitizer_and_twin,
+)
 
 pytestmark = pytest.mark.native
 
@@ -18,7 +28,8 @@ ASK = """
 import json, sys, pynvml as n
 def tell():
     card = n.nvmlDeviceGetHandleByIndex(0)
-    one, two = n.nvmlDeviceGetMemoryInfo(card), n.nvmlDeviceGetMemoryInfo(card, version=n.nvmlMemory_v2)
+    one = n.nvmlDeviceGetMemoryInfo(card)
+    two = n.nvmlDeviceGetMemoryInfo(card, version=n.nvmlMemory_v2)
     try:
         util = {x.pid: x.smUtil for x in n.nvmlDeviceGetProcessUtilization(card, 0)}
     except n.NVMLError_NotFound:
@@ -28,11 +39,14 @@ def tell():
     except n.NVMLError_NotFound:
         info = {}
     try:
-        past = [x.sampleValue.uiVal for x in n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, 0)[1]]
+        samples = n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, 0)[1]
+        past = [x.sampleValue.uiVal for x in samples]
     except n.NVMLError_NotFound:
         past = []
     try:
-        stranger = n.nvmlDeviceGetAccountingStats(card, int(sys.argv[1])).isRunning if sys.argv[1:] else None
+        stranger = None
+        if sys.argv[1:]:
+            stranger = n.nvmlDeviceGetAccountingStats(card, int(sys.argv[1])).isRunning
     except n.NVMLError_NotFound:
         stranger = "hidden"
     states = n.c_nvmlGpuDynamicPstatesInfo_t()
@@ -56,7 +70,8 @@ CUDA = (
 import ctypes as c
 cuda = c.CDLL("libcuda.so.1")
 context, memory, left, total = c.c_void_p(), c.c_uint64(), c.c_size_t(), c.c_size_t()
-assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(c.byref(context), 0) == cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
 assert cuda.cuMemAlloc_v2(c.byref(memory), c.c_size_t(64 << 20)) == 0
 assert cuda.cuMemGetInfo_v2(c.byref(left), c.byref(total)) == 0
 print(json.dumps([total.value, left.value]), flush=True)
@@ -70,10 +85,19 @@ class Python:
     """A Python program in the job."""
 
     def __init__(
-        self, where: Node, code: str, governed: bool = True, sanitized: bool = False, stranger: int = 0
+        self,
+        where: Node,
+        code: str,
+        governed: bool = True,
+        sanitized: bool = False,
+        stranger: int = 0,
     ) -> None:
         self.fd = s.sealed("grant", grant_for(where.uuid, where.run_dir, where.cap))
-        preload = {"LD_PRELOAD": f"{NVML_SHIM}:{s.SHIM}", "QGPU_GRANT_FD": str(self.fd)} if governed else {}
+        preload = (
+            {"LD_PRELOAD": f"{NVML_SHIM}:{s.SHIM}", "QGPU_GRANT_FD": str(self.fd)}
+            if governed
+            else {}
+        )
         if sanitized:
             preload["LD_PRELOAD"] = sanitizer_and_twin("libnvidia-ml.so.1", "libcuda.so.1")
             preload |= {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
@@ -145,7 +169,12 @@ def test_program_with_cuda_gets_the_same_from_both(tmp_path: Path) -> None:
         total, left = json.loads(program.process.stdout.readline())
         where.arbiter.name_slot(program.process.pid)
         told = program.again()
-        assert [total, total - left, left] == told["memory"] == told["v2"] == [CAP, 64 * MIB, CAP - 64 * MIB]
+        assert (
+            [total, total - left, left]
+            == told["memory"]
+            == told["v2"]
+            == [CAP, 64 * MIB, CAP - 64 * MIB]
+        )
         assert told["procs"] == {str(program.process.pid): 64 * MIB + CONTEXT}
         assert where.arbiter.card.asked == [0], "registered a second time"
         program.end()
@@ -176,7 +205,9 @@ def tell():""",
 
 @pytest.mark.parametrize("code", [EVERY_LIST, CUDA], ids=["monitor", "cuda"])
 def test_sanitizers_find_nothing(tmp_path: Path, code: str) -> None:
-    """A monitor that registers by itself, and a program whose shim is asked; lists of every version and size."""
+    """A monitor that registers by itself, and a program whose shim is asked; lists of every
+    version and size.
+    """
     with node(tmp_path) as where:
         worker = where.run("mem_plain")
         worker.at("begin")
@@ -210,7 +241,9 @@ def test_utilisation_is_the_jobs_own(tmp_path: Path) -> None:
             | where.sim.env()
             | {"PYTHONPATH": str(Path(__file__).parents[2] / "support/simulator")}
         )
-        busy = subprocess.Popen([sys.executable, "-c", work], env=environment, stdout=subprocess.PIPE)
+        busy = subprocess.Popen(
+            [sys.executable, "-c", work], env=environment, stdout=subprocess.PIPE
+        )
         try:
             assert busy.stdout and busy.stdout.readline()
             bystander = Python(where, MONITOR, governed=False, stranger=busy.pid)
@@ -228,7 +261,8 @@ def test_utilisation_is_the_jobs_own(tmp_path: Path) -> None:
                 there, here = bystander.again(), monitor.again()
                 for lists in ("graphics", "mps"):
                     assert (there[lists], here[lists]) == (int(kind == lists), 0), (kind, lists)
-            where.arbiter.card.job_page.procs[8].pid = busy.pid  # from now on the worker is one of the job's
+            # from now on the worker is one of the job's
+            where.arbiter.card.job_page.procs[8].pid = busy.pid
             told = monitor.again()
             assert int(str(told["rate"])) > 30 and told["past"] > [30]  # type: ignore[operator]
             assert told["dynamic"] > [0, 30]  # type: ignore[operator]
@@ -243,12 +277,19 @@ def test_utilisation_is_the_jobs_own(tmp_path: Path) -> None:
 
 
 def test_every_function_of_nvml_is_there() -> None:
-    """The shim offers what the newest binding asks for; the simulated library is smaller, and says so itself."""
-    table = (s.ROOT / "enforcer/native/shim_nvml/symbols.tsv").read_text(encoding="utf-8").splitlines()
+    """The shim offers what the newest binding asks for; the simulated library is smaller, and
+    says so itself.
+    """
+    table = (
+        (s.ROOT / "enforcer/native/shim_nvml/symbols.tsv").read_text(encoding="utf-8").splitlines()
+    )
     names = [line.split("\t")[0] for line in table if not line.startswith("#")]
     assert len(names) > 400
     # In a process of its own: loaded here, it would be the NVML of all tests that follow.
-    code = "import ctypes, sys; d = ctypes.CDLL(sys.argv[1]); print([n for n in sys.argv[2:] if not hasattr(d, n)])"
+    code = (
+        "import ctypes, sys; d = ctypes.CDLL(sys.argv[1]); print([n for n in sys.argv[2:] if "
+        "not hasattr(d, n)])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, str(NVML_SHIM), *names], capture_output=True, text=True
     )
@@ -267,7 +308,8 @@ def test_without_a_grant_nothing_changes(tmp_path: Path) -> None:
         )
         # No grant, so no path of the driver, and no driver in the usual places of this machine.
         if not any(
-            Path(p, NVML.name).exists() for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+            Path(p, NVML.name).exists()
+            for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
         ):
             assert "NVML Shared Library Not Found" in done.stderr
         else:

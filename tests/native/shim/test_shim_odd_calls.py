@@ -1,4 +1,6 @@
-"""Wrong calls have the driver's answers, with the shim as without it (tests/native/programs/odd_calls.c)."""
+"""Wrong calls have the driver's answers, with the shim as without it
+(tests/native/programs/odd_calls.c).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_shim_programs import ended, python
+from programs_support import ended, python
 
 from bench.harness.node import BUILD, Rig
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 ROOT = Path(__file__).parents[3]
 JOB = 1
 STATES = ("nothing", "inited", "ready", "destroyed", "faulty")
@@ -70,17 +75,21 @@ def test_wrong_calls_have_the_drivers_answers(rig: Rig, state: str, arguments: s
 @pytest.mark.parametrize("name", ["cuMemcpyAsync", "cuMemsetD8Async", "cuLaunchKernel"])
 @pytest.mark.parametrize("size", [1 << 30, 1 << 40])
 def test_work_for_a_stream_that_is_none_delays_nothing(rig: Rig, name: str, size: int) -> None:
-    """The driver refuses it at once; who booked its length waited for it to end, for a minute and more."""
+    """The driver refuses it at once; who booked its length waited for it to end, for a minute
+    and more.
+    """
     work = {
         "cuMemcpyAsync": f"p, p, c.c_size_t({size})",
         "cuMemsetD8Async": f"p, 0, c.c_size_t({size})",
         "cuLaunchKernel": "d.work, 1, 1, 1, 1, 1, 1, 0",
     }[name]
     code = f"""
-    d = Cuda(); p = d.alloc(MIB); gone = d.stream(); d.launch(1000, gone); d.call("cuStreamDestroy_v2", gone)
+    d = Cuda(); p = d.alloc(MIB); gone = d.stream(); d.launch(1000, gone)
+    d.call("cuStreamDestroy_v2", gone)
     junk = c.create_string_buffer(4096); begun = time.monotonic()
     more = (None, None) if "Kernel" in "{name}" else ()
-    print(*(d.raw("{name}", {work}, stream, *more) for stream in (gone, c.byref(junk)) for _ in range(3)))
+    print(*(d.raw("{name}", {work}, stream, *more)
+            for stream in (gone, c.byref(junk)) for _ in range(3)))
     d.launch(1000); d.call("cuCtxSynchronize"); print(time.monotonic() - begun < 20)
     """
     out, err = ended(python(rig, code, JOB))
@@ -89,9 +98,12 @@ def test_work_for_a_stream_that_is_none_delays_nothing(rig: Rig, name: str, size
 
 
 def test_refused_work_delays_nothing_where_no_marker_can_follow(rig: Rig) -> None:
-    """While a stream captures, nothing of ours may be asked or written; its booked length alone was left then."""
+    """While a stream captures, nothing of ours may be asked or written; its booked length alone
+    was left then.
+    """
     code = """
-    d = Cuda(); p = d.alloc(MIB); real, other, graph = d.stream(), d.stream(), c.c_void_p(); begun = time.monotonic()
+    d = Cuda(); p = d.alloc(MIB); real, other, graph = d.stream(), d.stream(), c.c_void_p()
+    begun = time.monotonic()
     d.call("cuStreamBeginCapture_v2", other, 2)
     print(*(d.raw("cuMemsetD32Async", p, 0, c.c_size_t(1 << 42), at) for at in (real, None, real)))
     d.launch(1000, real); d.launch(1000, real); print(time.monotonic() - begun < 20)
@@ -101,8 +113,12 @@ def test_refused_work_delays_nothing_where_no_marker_can_follow(rig: Rig) -> Non
     assert (out.split(), err) == (["1"] * 3 + ["True"], "")
 
 
-def test_without_markers_work_counts_as_over_in_time_though_the_driver_cannot_be_asked(rig: Rig) -> None:
-    """While a stream captures it cannot; each launch then waited for all before it, up to 64 ms and the sum of them."""
+def test_without_markers_work_counts_as_over_in_time_though_the_driver_cannot_be_asked(
+    rig: Rig,
+) -> None:
+    """While a stream captures it cannot; each launch then waited for all before it, up to 64 ms
+    and the sum of them.
+    """
     rig.fault("error call=cuMemHostRegister code=801")
     code = """
     d = Cuda(); real, other, graph = d.stream(), d.stream(), c.c_void_p()

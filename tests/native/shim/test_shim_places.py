@@ -1,4 +1,6 @@
-"""Where memory lies: what is not known to be memory of the host is charged, also what a later header adds."""
+"""Where memory lies: what is not known to be memory of the host is charged, also what a later
+header adds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import shim_support as s
 pytestmark = pytest.mark.native
 GIB = s.GIB
 PREFIX = "CU_MEM_LOCATION_TYPE_"
-# Where it is, the device it tells (-1: none), whether pinned and whether managed memory there is charged.
+# Where it is, the device it tells (-1: none), whether pinned and whether managed memory there is
+# charged.
 DECIDED = {
     "INVALID": "none -1 0 1",
     "NONE": "none -1 0 1",
@@ -34,19 +37,24 @@ def taken_for(*types: int) -> list[str]:
 
 def header_types() -> dict[str, int]:
     """Every value of CUmemLocationType in the installed headers, those of the newest."""
-    headers = sorted((s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu*/include/cuda.h"))
+    headers = sorted(
+        (s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu*/include/cuda.h")
+    )
     if not headers:
         pytest.skip("the CUDA headers are not installed")
     enum = re.search(r"enum CUmemLocationType_enum \{(.*?)\}", headers[-1].read_text(), re.DOTALL)
     assert enum
     return {
-        name: int(value, 0) for name, value in re.findall(rf"{PREFIX}(\w+)\s*=\s*(0x[0-9A-F]+|\d+)", enum[1])
+        name: int(value, 0)
+        for name, value in re.findall(rf"{PREFIX}(\w+)\s*=\s*(0x[0-9A-F]+|\d+)", enum[1])
     }
 
 
 def test_every_type_of_the_header_is_decided_about() -> None:
     types = header_types()
-    assert set(types) == set(DECIDED), "decide in place.h where memory of a new type is, then write it here"
+    assert set(types) == set(DECIDED), (
+        "decide in place.h where memory of a new type is, then write it here"
+    )
     assert dict(zip(types, taken_for(*types.values()), strict=True)) == DECIDED
 
 
@@ -56,7 +64,9 @@ def test_types_that_no_header_knows_are_memory_of_a_card() -> None:
 
 @pytest.mark.parametrize("kind", [1, 6])
 def test_card_is_the_one_that_the_location_names(tmp_path: Path, kind: int) -> None:
-    """Whatever context is current, or none; of a locality domain, the second byte is its number on the device."""
+    """Whatever context is current, or none; of a locality domain, the second byte is its number
+    on the device.
+    """
     arbiter = s.FakeArbiter(tmp_path, [GIB, 2 * GIB])
     with s.governed(tmp_path, [GIB, 2 * GIB]) as probe:
         domain = 0x100 if kind == 6 else 0
@@ -66,14 +76,19 @@ def test_card_is_the_one_that_the_location_names(tmp_path: Path, kind: int) -> N
         assert probe.ask(f"create 1 1 {kind} {domain + 1}") == s.OUT_OF_MEMORY
         assert probe.ask(f"create 1 1 {kind} {domain + 2}") == s.OUT_OF_MEMORY  # not granted
         assert probe.ask(f"create 1 {GIB} {kind} {domain}") == 0
-        assert [arbiter.tenants[s.UUID.format(n)].proc("mem_used") for n in (1, 2)] == [GIB, 2 * GIB]
+        assert [arbiter.tenants[s.UUID.format(n)].proc("mem_used") for n in (1, 2)] == [
+            GIB,
+            2 * GIB,
+        ]
         assert [probe.ask(f"release {at}") for at in (0, 1)] == [0, 0]
         assert [arbiter.tenants[s.UUID.format(n)].proc("mem_used") for n in (1, 2)] == [0, 0]
     arbiter.stop()
 
 
 def test_unknown_place_is_on_the_card_of_the_context(tmp_path: Path) -> None:
-    """This driver takes every type. Host types pass, whatever their size; the unknown is charged or refused."""
+    """This driver takes every type. Host types pass, whatever their size; the unknown is charged
+    or refused.
+    """
     arbiter = s.FakeArbiter(tmp_path, [GIB])
     with s.governed(tmp_path, [GIB]) as probe:
         assert probe.ask("init") == 0
@@ -92,7 +107,9 @@ def test_unknown_place_is_on_the_card_of_the_context(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["pool", "get_pool"])
 def test_pool_is_where_its_place_is(tmp_path: Path, call: str) -> None:
-    """A pool's place: its type, its bytes, pinned (1) or managed (2) -> what 64 MiB out of it do to the two cards."""
+    """A pool's place: its type, its bytes, pinned (1) or managed (2) -> what 64 MiB out of it do
+    to the two cards.
+    """
     arbiter = s.FakeArbiter(tmp_path, [GIB, GIB])
     with s.governed(tmp_path, [GIB, GIB]) as probe:
         assert probe.ask("devices 3") == 0

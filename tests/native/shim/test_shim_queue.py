@@ -1,4 +1,6 @@
-"""A thread that waits for room when its gate closes: the arbiter knows of it already, it rings at the end only."""
+"""A thread that waits for room when its gate closes: the arbiter knows of it already, it rings
+at the end only.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_who_found_room_is_counted_no_more(arbiter: s.FakeArbiter, probe: s.Prob
     assert arbiter.card.proc("queued") == 0
 
 
-def test_who_waited_for_room_rings_at_the_end_and_not_before(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_who_waited_for_room_rings_at_the_end_and_not_before(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
     queues(arbiter, probe)
     closes(arbiter, WHY_SHARE)
     time.sleep(0.02)  # what does not come cannot be waited for

@@ -1,4 +1,6 @@
-"""A driver that refuses to register the job's page: programs are governed all the same, without fences."""
+"""A driver that refuses to register the job's page: programs are governed all the same, without
+fences.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,14 @@ from pathlib import Path
 
 import pytest
 from arbiter_support import bpf_arrays
-from test_shim_programs import busy_online, ended, line, python, tenant
+from programs_support import busy_online, ended, line, python, tenant
 
 from bench.harness.node import Rig, wait_for
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 ONLINE, OFFLINE = 1, 2
 REFUSED = "the driver refused to register the memory"
 NO_ARRAYS = pytest.mark.skipif(not bpf_arrays(), reason="the kernel makes no BPF arrays here")
@@ -48,7 +53,8 @@ def test_program_is_capped_gated_and_preempted_and_ends(rig: Rig, code: int) -> 
         wait_for("online preempts it", lambda: tenant(rig).gate & 0x101 == 0x101)
         closed = tenant(rig)
         wait_for(
-            "it waits", lambda: tenant(rig).closed_preempted_ns > closed.closed_preempted_ns + 300_000_000
+            "it waits",
+            lambda: tenant(rig).closed_preempted_ns > closed.closed_preempted_ns + 300_000_000,
         )
         assert tenant(rig).launches <= closed.launches + 2, "the gate holds it"
     before = tenant(rig).launches

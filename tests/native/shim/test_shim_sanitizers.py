@@ -1,4 +1,6 @@
-"""The shim under ThreadSanitizer, AddressSanitizer and UBSan: threads, moving gates, windows, restarts, forks."""
+"""The shim under ThreadSanitizer, AddressSanitizer and UBSan: threads, moving gates, windows,
+restarts, forks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ AFTER = (
         "alloc_async 1 4096 0",
         "free_async 1 0",
     ),
-    *("graph 0 0x20", "copy 0 2097152", "invoke cuGraphExecUpdate_v2 0x20 0 0", "free 0", "ctx_destroy 0"),
+    *(
+        "graph 0 0x20",
+        "copy 0 2097152",
+        "invoke cuGraphExecUpdate_v2 0x20 0 0",
+        "free 0",
+        "ctx_destroy 0",
+    ),
 )
 
 
@@ -76,10 +84,16 @@ def test_sanitizer_finds_nothing(tmp_path: Path, kind: str) -> None:
     assert "anitizer" not in error and "runtime error" not in error, error
 
 
-@pytest.mark.parametrize(("kind", "symbol"), [("tsan", "__tsan_write8"), ("asan", "__asan_report_load8")])
+@pytest.mark.parametrize(
+    ("kind", "symbol"), [("tsan", "__tsan_write8"), ("asan", "__asan_report_load8")]
+)
 def test_the_twin_is_instrumented(kind: str, symbol: str) -> None:
     """The control of the test above: a plain library would find nothing either."""
-    out = subprocess.run(["nm", "-D", str(twin(kind))], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["nm", "-D", str(twin(kind))], capture_output=True, text=True, check=True
+    ).stdout
     assert symbol in out
-    libraries = subprocess.run(["ldd", str(twin(kind))], env=dict(os.environ), capture_output=True, text=True)
+    libraries = subprocess.run(
+        ["ldd", str(twin(kind))], env=dict(os.environ), capture_output=True, text=True
+    )
     assert f"lib{kind}" in libraries.stdout

@@ -1,4 +1,6 @@
-"""A process and its slot: without an arbiter, twice in one process, and after it executed another program."""
+"""A process and its slot: without an arbiter, twice in one process, and after it executed
+another program.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_shim_programs import OFFLINE, ONLINE, busy_online, line, python, tenant
+from programs_support import OFFLINE, ONLINE, busy_online, line, python, tenant
 
 from bench.harness.node import Rig, wait_for
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 
 
 @pytest.fixture
@@ -41,7 +46,9 @@ def asks(process: subprocess.Popen[str], mib: int) -> str:
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "new, and qgpud is away"])
 def test_without_an_arbiter_a_job_gets_no_more_than_its_cap(rig: Rig, how: str) -> None:
-    """ONLINE may have 1 GiB. Processes that it started before go on within that; later ones get nothing."""
+    """ONLINE may have 1 GiB. Processes that it started before go on within that; later ones get
+    nothing.
+    """
     old = python(rig, STEPS.format(before=100), ONLINE, subprocess.PIPE)
     assert line(old) == "up True"
     if how == "stopped":
@@ -63,7 +70,9 @@ def test_without_an_arbiter_a_job_gets_no_more_than_its_cap(rig: Rig, how: str) 
         rig.start_arbiter() if how == "killed" else rig.sync()
     wait_for("all are registered", lambda: tenant(rig, ONLINE).procs == 4)
     wait_for("the first knows it, too", lambda: asks(new[0], 100) == "True")
-    assert [asks(process, 100) for process in new] == ["False"] * 3, "together they have 1000 of 1024 MiB"
+    assert [asks(process, 100) for process in new] == ["False"] * 3, (
+        "together they have 1000 of 1024 MiB"
+    )
     for process in new:
         process.kill()
         error = process.communicate()[1]
@@ -89,7 +98,10 @@ def test_second_copy_of_the_shim_in_a_process_hides_no_memory(rig: Rig) -> None:
     process = python(rig, code, ONLINE, stdin=subprocess.PIPE)
     assert [line(process), line(process)] == ["2", "0 True"], "900 of the job's 1024 MiB"
     assert (tenant(rig, ONLINE).mem_used >> 20, tenant(rig, ONLINE).procs) == (900, 1)
-    assert "another copy of the driver library in this process" in process.communicate("\n", timeout=20)[1]
+    assert (
+        "another copy of the driver library in this process"
+        in process.communicate("\n", timeout=20)[1]
+    )
 
 
 @pytest.mark.parametrize("then", ["d = Cuda()", "pass"], ids=["with a card", "without"])

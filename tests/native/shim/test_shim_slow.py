@@ -1,4 +1,6 @@
-"""A driver call that does not come back stops the thread that made it, and no other (programs/submit/slow.c)."""
+"""A driver call that does not come back stops the thread that made it, and no other
+(programs/submit/slow.c).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,18 @@ import pytest
 from bench.harness.node import BUILD, Rig, wait_for
 from enforcer.fdwait import readable_within
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 JOB, NEIGHBOUR = 1, 2
-OURS = ("cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamWriteValue32", "cuMemHostRegister")
+OURS = (
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuStreamWriteValue32",
+    "cuMemHostRegister",
+)
 WHERE = ("cards", "contexts")  # what the two threads do not share
 
 
@@ -49,7 +60,9 @@ class Program:
         return int(first), int(second)
 
     def standing(self) -> list[int]:
-        """Which of the two threads does not launch within so much of the other's work, or of time."""
+        """Which of the two threads does not launch within so much of the other's work, or of
+        time.
+        """
         before = self.counts()
         try:
             wait_for(
@@ -94,11 +107,17 @@ def test_call_that_does_not_return_stops_its_thread_alone(rig: Rig, call: str, w
     assert (program.process.returncode, err) == (0, ""), (program.process.returncode, out, err)
 
 
-# Not two contexts of one card with the wide window: there a marker for the other one may wait in its full queue, one
-# run in ten (docs/specs/shim.md).
-@pytest.mark.parametrize(("where", "window_us"), [("cards", 20000), ("cards", 500), ("contexts", 500)])
-def test_full_queue_of_one_card_does_not_stop_the_other(rig: Rig, where: str, window_us: int) -> None:
-    """It is freed by what the other does: who held a lock while it waited for room would wait for ever."""
+# Not two contexts of one card with the wide window: there a marker for the other one may wait in
+# its full queue, one run in ten (docs/specs/shim.md).
+@pytest.mark.parametrize(
+    ("where", "window_us"), [("cards", 20000), ("cards", 500), ("contexts", 500)]
+)
+def test_full_queue_of_one_card_does_not_stop_the_other(
+    rig: Rig, where: str, window_us: int
+) -> None:
+    """It is freed by what the other does: who held a lock while it waited for room would wait
+    for ever.
+    """
     if window_us < 5000:
         short_window(rig)
     program = Program(rig, "behind", where)
@@ -107,12 +126,16 @@ def test_full_queue_of_one_card_does_not_stop_the_other(rig: Rig, where: str, wi
 
 
 def waits_for_it(rig: Rig, what: str, tells: str) -> bool:
-    """Whether a program waits with this until another context's thread, whose marker is blocked, has come back."""
+    """Whether a program waits with this until another context's thread, whose marker is blocked,
+    has come back.
+    """
     program = Program(rig, what, "contexts")
     assert program.process.stdin and program.process.stdout
     assert program.line() == "ready"
     rig.fault(f"block call=cuStreamWriteValue32 times=1 pid={program.process.pid}")
-    assert program.order("") == "stands", "the other thread looks for room, and marks what has no marker"
+    assert program.order("") == "stands", (
+        "the other thread looks for room, and marks what has no marker"
+    )
     program.process.stdin.write("\n")
     waits = not readable_within(program.process.stdout.fileno(), 0.5)
     rig.fault(f"clear pid={program.process.pid}")
@@ -123,8 +146,9 @@ def waits_for_it(rig: Rig, what: str, tells: str) -> bool:
 
 
 def test_context_is_not_destroyed_under_a_marker_of_another_ones_thread(rig: Rig) -> None:
-    """In a real driver its handles are pointers, and what they point to is gone with it. On a machine with much other
-    work the marker may have been the program's own; then once more."""
+    """In a real driver its handles are pointers, and what they point to is gone with it. On a
+    machine with much other work the marker may have been the program's own; then once more.
+    """
     short_window(rig)
     assert any(waits_for_it(rig, "ends", "gone") for _ in range(10))
 

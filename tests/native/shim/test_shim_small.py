@@ -18,7 +18,9 @@ ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")
 SUM = 15  # at most so many small calls are worth a launch (small_copies.c)
 
 
-def test_a_closed_gate_holds_them_when_their_sum_is_a_launch(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_a_closed_gate_holds_them_when_their_sum_is_a_launch(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
     arbiter.card.set(s.CLOSED | s.TRACK)
     passed = 0
     while arbiter.card.proc("waiting") == 0:
@@ -32,7 +34,9 @@ def test_a_closed_gate_holds_them_when_their_sum_is_a_launch(arbiter: s.FakeArbi
     arbiter.card.set(s.TRACK)
     assert int(probe.answer()) == 0
     assert arbiter.card.proc("launches") == 1
-    assert arbiter.card.proc("copy_bytes") == (passed + 1) * 4096, "those that went before are in the sum"
+    assert arbiter.card.proc("copy_bytes") == (passed + 1) * 4096, (
+        "those that went before are in the sum"
+    )
     arbiter.card.set(s.CLOSED | s.TRACK)
     assert probe.ask("copy 0 4096") == 0, "a new sum begins"
     arbiter.card.set(s.TRACK)
@@ -89,7 +93,7 @@ def test_window_reckons_with_the_sum(arbiter: s.FakeArbiter, probe: s.Probe) -> 
     assert int(probe.answer()) == 0
 
 
-# ---- on the simulated card ------------------------------------------------------------------------------------
+# ---- on the simulated card -----------------------------------------------------------------------
 
 
 def pieces(rig: Rig, pid: int, since: int) -> list[Interval]:
@@ -98,11 +102,15 @@ def pieces(rig: Rig, pid: int, since: int) -> list[Interval]:
 
 
 @ROOT
-@pytest.mark.parametrize(("kind", "threads"), [("fill", 1), ("copy", 4), ("fill_now", 1), ("copy_now", 2)])
+@pytest.mark.parametrize(
+    ("kind", "threads"), [("fill", 1), ("copy", 4), ("fill_now", 1), ("copy_now", 2)]
+)
 def test_offline_loop_stops_beside_busy_online(tmp_path: Path, kind: str, threads: int) -> None:
     with site(tmp_path) as one:
         begin = time.monotonic_ns()
-        loop = one.rig.spawn([BUILD / "test/shim-task", "small", kind, str(threads)], one.rig.grants[OFFLINE])
+        loop = one.rig.spawn(
+            [BUILD / "test/shim-task", "small", kind, str(threads)], one.rig.grants[OFFLINE]
+        )
         assert loop.stdout
         assert loop.stdout.readline().strip() == "go"
         wait_for("the card works for it", lambda: len(pieces(one.rig, loop.pid, begin)) > 1000)
@@ -136,6 +144,8 @@ def test_fixed_share_holds_for_a_loop_of_them(tmp_path: Path, kind: str) -> None
         end = begin + 2_000_000_000
         wait_for("two seconds are over", lambda: time.monotonic_ns() > end + 300_000_000)
         loop.kill()
-        inside = [p for p in rig.trace() if p.pid == loop.pid and begin <= p.t_start and p.t_end <= end]
+        inside = [
+            p for p in rig.trace() if p.pid == loop.pid and begin <= p.t_start and p.t_end <= end
+        ]
         busy = sum(p.duration for p in inside) / (end - begin)
     assert 0.01 < busy <= 0.11, f"{busy:.3f} of the card for a share of 10 %"

@@ -1,4 +1,6 @@
-"""best-effort is equal between tenants, also where one has several contexts, each a client of the card's slices."""
+"""best-effort is equal between tenants, also where one has several contexts, each a client of
+the card's slices.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ import pytest
 from bench.harness.node import Rig, wait_for
 from enforcer.wire import abi
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants"),
+]
 FEW, MANY = 1, 2
 
 # Works without pause in so many contexts; a line on stdin: destroys all but the first.
@@ -31,7 +36,8 @@ def work(context):
     d.call("cuModuleGetFunction", c.byref(kernel), module, b"qgpu_work")
     params = (c.c_void_p * 1)(c.addressof(n))
     while context is d.ctx or not end.is_set():
-        for _ in range(32): d.call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, params, None)
+        for _ in range(32):
+            d.call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, params, None)
         d.call("cuCtxSynchronize")
 contexts = [d.ctx]
 while len(contexts) < int(sys.argv[1]):
@@ -60,7 +66,9 @@ def program(rig: Rig, job: int, contexts: int) -> subprocess.Popen[str]:
 
 
 def part(rig: Rig, pid: int, seconds: float) -> float:
-    """What of the card's work of the next seconds is this process's, by the simulator's own trace."""
+    """What of the card's work of the next seconds is this process's, by the simulator's own
+    trace.
+    """
     begun = time.monotonic_ns()
     time.sleep(seconds)
     took: Counter[int] = Counter()

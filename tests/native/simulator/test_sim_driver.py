@@ -1,4 +1,4 @@
-"""The simulated driver from a program's side: times, sharing, memory, death, visibility."""
+"""The simulated driver from a program's side: times, sharing, memory, death."""
 
 from __future__ import annotations
 
@@ -7,32 +7,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from sim_tools import BUILD, MIB, make, run, spawn, start, until
+from sim_tools import BUILD, MIB, run, spawn, until
 
-from simulator.sim import Kind, SimError, Simulator, busy_ns
+from simulator.sim import Kind, Simulator, busy_ns
 
 pytestmark = pytest.mark.native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    make(
-        "build/bin/qgpu-simgpu",
-        "build/sim/libcuda.so.1",
-        "build/sim/libnvidia-ml.so.1",
-        "build/bin/qgpu-workload",
-    )
-
-
-@pytest.fixture
-def sim(tmp_path: Path) -> Iterator[Simulator]:
-    with start(tmp_path / "sim", cards=2, memory_mib=4096, minor_base=os.getpid() % 1000 * 16) as simulator:
-        yield simulator
 
 
 def test_times_come_from_the_model(sim: Simulator) -> None:
@@ -101,7 +84,8 @@ def test_full_queue_blocks_and_loses_nothing(sim: Simulator) -> None:
     assert sum(p.last for p in pieces) == 6000
     assert sum(p.duration for p in pieces) == 6000 * 20_000
     waits = [b.t_start - a.t_end for a, b in pairwise(pieces[100:])]
-    assert sum(wait > 0 for wait in waits) < 60  # dry only where the host stopped the program for 20 ms
+    # dry only where the host stopped the program for 20 ms
+    assert sum(wait > 0 for wait in waits) < 60
 
 
 def test_kill_frees_memory_and_cuts_the_kernel(sim: Simulator) -> None:
@@ -123,8 +107,11 @@ def test_kill_frees_memory_and_cuts_the_kernel(sim: Simulator) -> None:
         sim,
         """
         g = Cuda(); g.alloc(1 << 30); g.launch(5_000_000)
-        import sim_rm; child = os.fork()  # it keeps the socket open, and the file that would keep the memory not
-        if not child: [os.close(f) for f in sim_rm.files()] + [print(os.getpid(), flush=True), time.sleep(60)]
+        import sim_rm
+        child = os.fork()  # it keeps the socket open, and the file that would keep the memory not
+        if not child:
+            [os.close(f) for f in sim_rm.files()]
+            print(os.getpid(), flush=True); time.sleep(60)
         g.call("cuCtxSynchronize")
         """,
     )
@@ -171,7 +158,10 @@ def test_write_value_reaches_a_stopped_process(sim: Simulator, tmp_path: Path) -
     launched = int(process.stdout.readline())
     with shared.open("rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ) as view:
         assert until(
-            lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", 1
+            lambda: (
+                Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+            ),
+            1,
         )
         assert view[8] == 0 or time.monotonic_ns() - launched > 90_000_000
         assert until(lambda: view[8] == 77, 5)
@@ -196,7 +186,8 @@ def test_copies_fills_and_limits(sim: Simulator) -> None:
         assert rss < 300 << 20, rss
         assert g.raw("cuMemcpyDtoH_v2", back, c.c_uint64(p.value + (2 << 30) - 10), n) == 1
         q = c.c_uint64(); print(g.raw("cuMemAlloc_v2", c.byref(q), c.c_size_t(2 << 30)))
-        print(g.raw("cuMemAlloc_v2", c.byref(q), c.c_size_t(0)), g.raw("cuMemFree_v2", c.c_uint64(12345)))
+        print(g.raw("cuMemAlloc_v2", c.byref(q), c.c_size_t(0)))
+        print(g.raw("cuMemFree_v2", c.c_uint64(12345)))
         free = g.free_memory(); g.call("cuMemFree_v2", p); assert g.free_memory() - free == 2 << 30
         """,
     )
@@ -233,60 +224,6 @@ def test_fork_makes_it_unusable_in_the_child(sim: Simulator) -> None:
     assert out.split() == ["3", "3"]
 
 
-OPEN = "    g = Cuda(init=False)\n"
-LOOK = """
-    n = c.c_int(-1); status = g.raw("cuInit", 0)
-    if status == 0: g.call("cuDeviceGetCount", c.byref(n))
-    buses = []
-    for i in range(n.value):
-        text = c.create_string_buffer(32); g.call("cuDeviceGetPCIBusId", text, 32, i)
-        buses.append(text.value.decode())
-    print(status, *buses)
-    """
-VISIBLE = OPEN + LOOK
-
-
-def test_device_nodes_decide_visibility(sim: Simulator) -> None:
-    assert run(sim, VISIBLE).split() == ["0", "0000:10:00.0", "0000:11:00.0"]
-    (sim.config.directory / "dev/qgpusim0").unlink()
-    assert run(sim, VISIBLE).split() == ["0", "0000:11:00.0"]
-    node = sim.config.directory / "dev/qgpusim1"
-    if os.geteuid() == 0:
-        node.chmod(0)
-        drop = "    os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        for path in (sim.config.directory, *sim.config.directory.parents):
-            if path.stat().st_mode & 1 == 0:
-                path.chmod(path.stat().st_mode | 0o11)
-        assert run(sim, OPEN + drop + LOOK).split() == ["100"]
-    node.unlink()
-    assert run(sim, VISIBLE).split() == ["100"]
-
-
-def test_cuda_visible_devices(sim: Simulator) -> None:
-    names = run(
-        sim,
-        """
-        g = Cuda(); b = c.create_string_buffer(16)
-        for i in range(2):
-            g.call("cuDeviceGetUuid_v2", b, i); h = b.raw.hex()
-            print("GPU-" + "-".join((h[:8], h[8:12], h[12:16], h[16:20], h[20:])))
-        """,
-    ).split()
-    first, second = ["0", "0000:10:00.0"], ["0", "0000:11:00.0"]
-    assert run(sim, VISIBLE, CUDA_VISIBLE_DEVICES="1").split() == second
-    assert run(sim, VISIBLE, CUDA_VISIBLE_DEVICES="1,0").split() == [*second, first[1]]
-    assert run(sim, VISIBLE, CUDA_VISIBLE_DEVICES=names[1]).split() == second
-    assert run(sim, VISIBLE, CUDA_VISIBLE_DEVICES="0,7,1").split() == first
-    assert run(sim, VISIBLE, CUDA_VISIBLE_DEVICES="").split() == ["100"]
-    assert run(sim, VISIBLE, CUDA_VISIBLE_DEVICES="NoDevFiles").split() == ["100"]
-
-
-def test_without_a_server_there_is_no_device(sim: Simulator, tmp_path: Path) -> None:
-    begin = time.monotonic()
-    assert run(sim, VISIBLE, QGPU_SIM_DIR=str(tmp_path / "nowhere")).split() == ["100"]
-    assert time.monotonic() - begin < 5
-
-
 def test_streams_events_host_functions_and_words(sim: Simulator) -> None:
     out = run(
         sim,
@@ -297,9 +234,11 @@ def test_streams_events_host_functions_and_words(sim: Simulator) -> None:
         g.launch(100_000, s)  # what follows is queued before it ends, whatever the machine does
         g.call("cuEventRecord", a, s); g.launch(5000, s); g.call("cuEventRecord", e, s)
         assert g.raw("cuEventQuery", e) == 600 and g.raw("cuStreamQuery", s) == 600
-        g.call("cuStreamWaitEvent", t, e, 0); g.call("cuEventRecord", b, t); g.call("cuEventSynchronize", b)
+        g.call("cuStreamWaitEvent", t, e, 0); g.call("cuEventRecord", b, t)
+        g.call("cuEventSynchronize", b)
         print(5 <= g.elapsed_ms(a, b) < 5.001)
-        g.call("cuLaunchHostFunc", s, fn, c.c_void_p(1)); g.call("cuLaunchHostFunc", s, fn, c.c_void_p(2))
+        g.call("cuLaunchHostFunc", s, fn, c.c_void_p(1))
+        g.call("cuLaunchHostFunc", s, fn, c.c_void_p(2))
         g.call("cuStreamSynchronize", s); print(seen == [1, 2], g.raw("cuStreamQuery", s) == 0)
         word = (c.c_uint32 * 1024)(); at = c.addressof(word)
         g.call("cuMemHostRegister_v2", c.c_void_p(at), c.c_size_t(4096), 0)
@@ -322,7 +261,8 @@ def test_capture_and_graph(sim: Simulator) -> None:
         assert g.raw("cuStreamSynchronize", s) == 900
         g.call("cuStreamEndCapture", s, c.byref(graph))
         g.call("cuGraphInstantiateWithFlags", c.byref(ex), graph, c.c_uint64(0))
-        g.call("cuGraphLaunch", ex, s); g.call("cuGraphLaunch", ex, s); g.call("cuStreamSynchronize", s)
+        g.call("cuGraphLaunch", ex, s); g.call("cuGraphLaunch", ex, s)
+        g.call("cuStreamSynchronize", s)
         """,
     )
     sim.stop()
@@ -335,7 +275,8 @@ def test_get_proc_address_by_version_and_flags(sim: Simulator) -> None:
         """
         g = Cuda(init=False); f = c.c_void_p(); q = c.c_int()
         def ask(name, version, flags=0):
-            status = g.raw("cuGetProcAddress_v2", name, c.byref(f), version, c.c_uint64(flags), c.byref(q))
+            to, flags, why = c.byref(f), c.c_uint64(flags), c.byref(q)
+            status = g.raw("cuGetProcAddress_v2", name, to, version, flags, why)
             return status, q.value, f.value
         def at(symbol): return c.cast(getattr(g.lib, symbol), c.c_void_p).value
         assert ask(b"cuMemAlloc", 12000)[2] == at("cuMemAlloc_v2")
@@ -351,50 +292,21 @@ def test_get_proc_address_by_version_and_flags(sim: Simulator) -> None:
     assert out.split() == ["0", "1", "0", "2", "0", "1"]
 
 
-def test_a_second_server_is_refused_and_a_killed_one_is_replaced(sim: Simulator) -> None:
-    with pytest.raises(SimError):
-        start(sim.config.directory)
-    sim.process.kill()
-    sim.process.wait()
-    assert (sim.config.directory / "sim.sock").exists()
-    with start(sim.config.directory, minor_base=sim.config.minor_base) as second:
-        assert run(second, VISIBLE).split() == ["0", "0000:10:00.0"]
-
-
-def test_clients_notice_the_end_of_the_server(sim: Simulator) -> None:
-    process = spawn(
-        sim,
-        """
-        g = Cuda(); g.launch(60_000_000); print("up", flush=True)
-        print(g.raw("cuCtxSynchronize"))
-        """,
-    )
-    assert process.stdout and process.stdout.readline() == "up\n"
-    sim.process.kill()
-    out, err = process.communicate(timeout=10)
-    assert out.strip() == "46", err
-
-
-def test_uuid_is_stable_over_restarts(tmp_path: Path) -> None:
-    code = (
-        'g = Cuda(); b = c.create_string_buffer(16); g.call("cuDeviceGetUuid_v2", b, 0); print(b.raw.hex())'
-    )
-    seen = set()
-    for name in ("a", "b"):
-        with start(tmp_path / name, node="same") as sim:
-            seen.add(run(sim, code))
-    with start(tmp_path / "c", node="other") as sim:
-        assert run(sim, code) not in seen
-    assert len(seen) == 1
-
-
 def test_the_shim_name_does_not_capture_the_library(sim: Simulator) -> None:
-    """The library calls itself even when another library with the same symbols is in front of it."""
+    """The library calls itself even when another library with the same symbols is in front of
+    it.
+    """
     relocations = subprocess.run(
-        ["readelf", "-rW", str(BUILD / "sim/libcuda.so.1")], capture_output=True, text=True, check=True
+        ["readelf", "-rW", str(BUILD / "sim/libcuda.so.1")],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert not [line for line in relocations.splitlines() if " cu" in line and "@" not in line]
     dynamic = subprocess.run(
-        ["readelf", "-dW", str(BUILD / "sim/libcuda.so.1")], capture_output=True, text=True, check=True
+        ["readelf", "-dW", str(BUILD / "sim/libcuda.so.1")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "[libcuda.so.1]" in dynamic.stdout and "SYMBOLIC" in dynamic.stdout

@@ -188,7 +188,11 @@ def test_faults_from_the_start_reach_processes_to_come(tmp_path: Path) -> None:
         assert run(sim, "print(Cuda(init=False).raw('cuInit', 0))") == "3\n"
         code = "import pynvml as n\ntry: n.nvmlInit()\nexcept n.NVMLError as e: print(e.value)"
         done = subprocess.run(
-            [sys.executable, "-c", code], env=client_env(sim), capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env=client_env(sim),
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stdout == "9\n"
         sim.control("clear")
@@ -217,7 +221,8 @@ def test_nvml_hangs_until_it_is_cleared(sim: Simulator) -> None:
         [
             sys.executable,
             "-c",
-            "import pynvml as n\nn.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); print('up', flush=True)\n"
+            "import pynvml as n\nn.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); print('up', "
+            "flush=True)\n"
             "print(n.nvmlDeviceGetMemoryInfo(h).total >> 20, flush=True)\n"
             "print(len(n.nvmlDeviceGetComputeRunningProcesses(h)))",
         ],
@@ -247,13 +252,38 @@ def test_the_card_stalls(sim: Simulator) -> None:
 
 
 def test_commands_that_mean_nothing_are_refused(sim: Simulator) -> None:
-    bad = ("", "nonsense", "sticky", "sticky pid=x", "sticky pid=1 code=0", "delay call=cuInit", "delay us=5")
-    bad += ("error call=cuInit", "hang", "stall", "stall us=5 card=7", "slice pid=1", "delay call= us=5")
-    bad += ("block call=" + "x" * 80, "error call=a code=1 times=0", "sticky pid=-1", "pid=1", "clear what")
+    bad = (
+        "",
+        "nonsense",
+        "sticky",
+        "sticky pid=x",
+        "sticky pid=1 code=0",
+        "delay call=cuInit",
+        "delay us=5",
+    )
+    bad += (
+        "error call=cuInit",
+        "hang",
+        "stall",
+        "stall us=5 card=7",
+        "slice pid=1",
+        "delay call= us=5",
+    )
+    bad += (
+        "block call=" + "x" * 80,
+        "error call=a code=1 times=0",
+        "sticky pid=-1",
+        "pid=1",
+        "clear what",
+    )
     for command in bad:
         with pytest.raises(SimError, match="not understood"):
             sim.control(command)
-    for command in (f"sticky pid={os.getpid()}", f"hang pid={os.getpid()}", f"clear pid={os.getpid()}"):
+    for command in (
+        f"sticky pid={os.getpid()}",
+        f"hang pid={os.getpid()}",
+        f"clear pid={os.getpid()}",
+    ):
         with pytest.raises(SimError, match="reached nobody"):
             sim.control(command)
 

@@ -15,17 +15,21 @@ pytestmark = pytest.mark.native
 
 GRAPH = """
     class Kernel(c.Structure):
-        _fields_ = [("func", c.c_void_p)] + [(x, c.c_uint) for x in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] \\
-            + [("params", c.c_void_p), ("extra", c.c_void_p), ("kern", c.c_void_p), ("ctx", c.c_void_p)]
+        _fields_ = [("func", c.c_void_p)] + [
+            (x, c.c_uint) for x in ("gx", "gy", "gz", "bx", "by", "bz", "shared")
+        ] + [(x, c.c_void_p) for x in ("params", "extra", "kern", "ctx")]
     class Memset(c.Structure):
-        _fields_ = [("dst", c.c_uint64), ("pitch", c.c_size_t), ("value", c.c_uint), ("size", c.c_uint),
+        _fields_ = [("dst", c.c_uint64), ("pitch", c.c_size_t),
+                    ("value", c.c_uint), ("size", c.c_uint),
                     ("width", c.c_size_t), ("height", c.c_size_t)]
     g = Cuda(); s = g.stream(); graph, ex = c.c_void_p(), c.c_void_p()
     def node(us, *after):
-        n = c.c_uint64(int(us * 1000)); params = (c.c_void_p * 1)(c.addressof(n)); out = c.c_void_p()
+        n = c.c_uint64(int(us * 1000)); params = (c.c_void_p * 1)(c.addressof(n))
+        out = c.c_void_p()
         k = Kernel(g.work.value, 1, 1, 1, 1, 1, 1, 0, c.addressof(params), None, None, None)
         deps = (c.c_void_p * len(after))(*[a.value for a in after])
-        g.call("cuGraphAddKernelNode_v2", c.byref(out), graph, deps, c.c_size_t(len(after)), c.byref(k))
+        count = c.c_size_t(len(after))
+        g.call("cuGraphAddKernelNode_v2", c.byref(out), graph, deps, count, c.byref(k))
         return out
     def ready(): g.call("cuGraphInstantiateWithFlags", c.byref(ex), graph, c.c_uint64(0))
     def go(times=1):
@@ -89,14 +93,16 @@ def test_a_copy_runs_beside_the_kernel_of_another_branch(sim: Simulator) -> None
         GRAPH
         + """
     t = g.stream(); fork, back = g.event(), g.event(); size = 64 << 20
-    host = c.c_void_p(); g.call("cuMemHostAlloc", c.byref(host), c.c_size_t(size), 0); p = g.alloc(size)
+    host = c.c_void_p(); g.call("cuMemHostAlloc", c.byref(host), c.c_size_t(size), 0)
+    p = g.alloc(size)
     g.call("cuStreamBeginCapture_v2", s, 0)
     g.launch(10, s); g.call("cuEventRecord", fork, s); g.call("cuStreamWaitEvent", t, fork, 0)
     g.call("cuMemcpyHtoDAsync_v2", p, host, c.c_size_t(size), t); g.launch(1000, s)
     g.call("cuEventRecord", back, t); g.call("cuStreamWaitEvent", s, back, 0); g.launch(20, s)
     g.call("cuStreamEndCapture", s, c.byref(graph)); ready()
     c.memset(host.value, 7, size); go()
-    word = c.c_uint32(); g.call("cuMemcpyDtoH_v2", c.byref(word), p, c.c_size_t(4)); assert word.value == 0x07070707
+    word = c.c_uint32(); g.call("cuMemcpyDtoH_v2", c.byref(word), p, c.c_size_t(4))
+    assert word.value == 0x07070707
     """,
     )
     sim.stop()
@@ -114,7 +120,8 @@ def test_a_capture_that_does_not_come_back_is_refused(sim: Simulator) -> None:
     t = g.stream(); e = g.event()
     g.call("cuStreamBeginCapture_v2", s, 0); g.launch(10, s); g.call("cuEventRecord", e, s)
     g.call("cuStreamWaitEvent", t, e, 0); g.launch(10, t)
-    print(g.raw("cuStreamEndCapture", t, c.byref(graph)), g.raw("cuEventQuery", e), g.raw("cuStreamSynchronize", s))
+    print(g.raw("cuStreamEndCapture", t, c.byref(graph)), g.raw("cuEventQuery", e),
+          g.raw("cuStreamSynchronize", s))
     print(g.raw("cuStreamEndCapture", s, c.byref(graph)), graph.value)
     g.launch(10, t); g.launch(10, s); g.call("cuCtxSynchronize")
     """,
@@ -130,7 +137,8 @@ def test_an_unsafe_call_of_another_thread_invalidates_a_global_capture(sim: Simu
     import threading
     e = g.event(); seen = []
     def other(relaxed):
-        mode = c.c_int(2 if relaxed else 0); g.call("cuThreadExchangeStreamCaptureMode", c.byref(mode))
+        mode = c.c_int(2 if relaxed else 0)
+        g.call("cuThreadExchangeStreamCaptureMode", c.byref(mode))
         seen.append(g.raw("cuEventQuery", e))
     for relaxed in (True, False):
         g.call("cuStreamBeginCapture_v2", s, 0); g.launch(10, s)
@@ -160,14 +168,17 @@ def test_other_nodes_children_and_changes(sim: Simulator) -> None:
     first = node(100); one = (c.c_void_p * 1)(first.value)
     g.call("cuGraphAddChildGraphNode", c.byref(out), graph, one, c.c_size_t(1), child)
     last = node(200, out); g.call("cuGraphDestroy", child); ready(); go()
-    word = c.c_uint32(); g.call("cuMemcpyDtoH_v2", c.byref(word), p, c.c_size_t(4)); print(hex(word.value), seen)
+    word = c.c_uint32(); g.call("cuMemcpyDtoH_v2", c.byref(word), p, c.c_size_t(4))
+    print(hex(word.value), seen)
     n = c.c_uint64(300_000); params = (c.c_void_p * 1)(c.addressof(n))
     k = Kernel(g.work.value, 1, 1, 1, 1, 1, 1, 0, c.addressof(params), None, None, None)
     g.call("cuGraphExecKernelNodeSetParams_v2", ex, first, c.byref(k)); go()
-    class Info(c.Structure): _fields_ = [("result", c.c_int), ("node", c.c_void_p), ("from_", c.c_void_p)]
+    class Info(c.Structure):
+        _fields_ = [("result", c.c_int), ("node", c.c_void_p), ("from_", c.c_void_p)]
     info = Info(); print(g.raw("cuGraphExecUpdate_v2", ex, graph, c.byref(info)), info.result); go()
     node(1); print(g.raw("cuGraphExecUpdate_v2", ex, graph, c.byref(info)), info.result)
-    copy = c.c_void_p(); g.call("cuGraphClone", c.byref(copy), graph); g.call("cuGraphDestroy", graph)
+    copy = c.c_void_p(); g.call("cuGraphClone", c.byref(copy), graph)
+    g.call("cuGraphDestroy", graph)
     graph.value = copy.value; ready(); go()
     assert g.raw("cuGraphAddDependencies", graph, c.byref(first), c.byref(last), c.c_size_t(1)) == 1
     """,

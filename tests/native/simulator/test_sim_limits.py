@@ -1,4 +1,6 @@
-"""Memory limits of cgroups in the simulated driver: NVML of generation 615, as nvidia-ml-py calls it."""
+"""Memory limits of cgroups in the simulated driver: NVML of generation 615, as nvidia-ml-py
+calls it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from simulator.sim import Simulator
 
 pytestmark = pytest.mark.native
 
-ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/freezer", "/sys/fs/cgroup/pids")
+ROOTS = (
+    "/sys/fs/cgroup",
+    "/sys/fs/cgroup/unified",
+    "/sys/fs/cgroup/freezer",
+    "/sys/fs/cgroup/pids",
+)
 LIMITS = """
     def limit(path, soft, hard):
         want = n.c_nvmlSetMemoryLimits_v1_t()
@@ -108,7 +115,8 @@ def test_a_limit_of_everybody_is_enforced_and_shown(sim: Simulator) -> None:
         sim,
         """
         g = Cuda(); free, total = c.c_size_t(), c.c_size_t()
-        g.call("cuMemGetInfo_v2", c.byref(free), c.byref(total)); print(free.value >> 20, total.value >> 20)
+        g.call("cuMemGetInfo_v2", c.byref(free), c.byref(total))
+        print(free.value >> 20, total.value >> 20)
         print(bool(g.try_alloc(724 << 20)), bool(g.try_alloc(1 << 20)))
         """,
     )
@@ -126,7 +134,9 @@ def test_a_limit_holds_for_the_group_alone(sim: Simulator, group: Path) -> None:
     assert first.stdout and second.stdout
     answers = sorted([first.stdout.readline(), second.stdout.readline()])
     assert answers == ["False\n", "True\n"]  # 2 x 300 MiB of contexts and 500 + 500 MiB do not fit
-    used = nvml(sim, LIMITS + f"    print(*limits('{group}'), n.nvmlDeviceGetMemoryInfo(h).total >> 20)")
+    used = nvml(
+        sim, LIMITS + f"    print(*limits('{group}'), n.nvmlDeviceGetMemoryInfo(h).total >> 20)"
+    )
     assert used.split() == [str(MIB), str(1400 * MIB), str(1100 * MIB), "4096"]
     assert run(sim, "g = Cuda(); print(bool(g.try_alloc(2 << 30)))").split() == ["True"]
     second.communicate("\n", timeout=20)
@@ -146,7 +156,9 @@ def test_removing_the_group_ends_the_limit(sim: Simulator, group: Path) -> None:
 
 def test_the_end_of_a_process_gives_room_at_once(sim: Simulator) -> None:
     nvml(sim, LIMITS + "    limit('/sys/fs/cgroup', 0, 1 << 30)")
-    holder = spawn(sim, "    g = Cuda(); g.alloc(700 << 20); print('up', flush=True); sys.stdin.readline()")
+    holder = spawn(
+        sim, "    g = Cuda(); g.alloc(700 << 20); print('up', flush=True); sys.stdin.readline()"
+    )
     assert holder.stdout and holder.stdout.readline() == "up\n"
     holder.kill()
     assert run(sim, "g = Cuda(); print(bool(g.try_alloc(700 << 20)))").split() == ["True"]

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.native
 @pytest.fixture
 def sim(tmp_path: Path) -> Iterator[Simulator]:
     make("build/bin/qgpu-simgpu", "build/sim/libcuda.so.1", "build/sim/libnvidia-ml.so.1")
-    with start(tmp_path / "sim", cards=2, memory_mib=4096, minor_base=os.getpid() % 1000 * 16) as simulator:
+    with start(
+        tmp_path / "sim", cards=2, memory_mib=4096, minor_base=os.getpid() % 1000 * 16
+    ) as simulator:
         yield simulator
 
 
@@ -54,7 +56,8 @@ def test_identity(sim: Simulator) -> None:
 def test_uuid_is_the_one_of_cuda(sim: Simulator) -> None:
     process = spawn(
         sim,
-        'g = Cuda(); b = c.create_string_buffer(16); g.call("cuDeviceGetUuid_v2", b, 0); print(b.raw.hex())',
+        'g = Cuda(); b = c.create_string_buffer(16); g.call("cuDeviceGetUuid_v2", b, 0); '
+        "print(b.raw.hex())",
     )
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
@@ -87,7 +90,9 @@ def test_memory_and_utilization_by_process(sim: Simulator) -> None:
     assert 50 < busy <= 100 and samples[0][0] == process.pid and abs(samples[0][1] - busy) <= 15
     process.kill()
     process.communicate()
-    assert until(lambda: nvml(sim, procs) == [] and nvml(sim, "n.nvmlDeviceGetMemoryInfo(h).used") == 0)
+    assert until(
+        lambda: nvml(sim, procs) == [] and nvml(sim, "n.nvmlDeviceGetMemoryInfo(h).used") == 0
+    )
 
 
 def test_hidden_card_and_missing_features(sim: Simulator) -> None:
@@ -99,7 +104,11 @@ def test_hidden_card_and_missing_features(sim: Simulator) -> None:
     code = "try:\n  n.nvmlDeviceGetMigMode(h)\nexcept n.NVMLError as e: print(type(e).__name__)"
     text = f"import pynvml as n\nn.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\n{code}"
     done = subprocess.run(
-        [sys.executable, "-c", text], env=client_env(sim), capture_output=True, text=True, check=True
+        [sys.executable, "-c", text],
+        env=client_env(sim),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == "NVMLError_NotSupported"
 
@@ -130,7 +139,9 @@ def test_a_reader_survives_a_restart_of_the_device_side(sim: Simulator, tmp_path
 
 
 def test_every_process_of_a_card_is_listed(tmp_path: Path) -> None:
-    """More than 256, which was the end of every list once: one missing there would be taken for dead."""
+    """More than 256, which was the end of every list once: one missing there would be taken for
+    dead.
+    """
     with start(tmp_path / "sim", memory_mib=200_000, minor_base=os.getpid() % 1000 * 16) as sim:
         process = spawn(
             sim,

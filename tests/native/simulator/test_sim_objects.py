@@ -23,12 +23,17 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
 def test_linked_code_has_the_kernels_of_all_that_went_in(sim: Simulator, tmp_path: Path) -> None:
     """Data with and without its zero, and a file; a name may be as long as C++ makes it."""
     long = "k" + "x" * 3000
-    (tmp_path / "more.ptx").write_text(f".version 8.0\n.target sm_90\n.visible .entry {long}()\n{{ ret; }}\n")
+    (tmp_path / "more.ptx").write_text(
+        f".version 8.0\n.target sm_90\n.visible .entry {long}()\n{{ ret; }}\n"
+    )
     out = run(
         sim,
         f"""
-        g = Cuda(); link, image, size, module, f = c.c_void_p(), c.c_void_p(), c.c_size_t(), c.c_void_p(), c.c_void_p()
-        N = None; text = lambda name: b".version 8.0\\n.target sm_90\\n.visible .entry " + name + b"()\\n{{ ret; }}\\n"
+        g = Cuda()
+        link, image, size = c.c_void_p(), c.c_void_p(), c.c_size_t()
+        module, f = c.c_void_p(), c.c_void_p()
+        N = None; head = b".version 8.0\\n.target sm_90\\n.visible .entry "
+        text = lambda name: head + name + b"()\\n{{ ret; }}\\n"
         g.call("cuLinkCreate_v2", 0, N, N, c.byref(link))
         one, two = text(b"one"), text(b"two")
         g.call("cuLinkAddData_v2", link, 1, one, c.c_size_t(len(one)), b"", 0, N, N)
@@ -47,7 +52,8 @@ def test_linked_code_has_the_kernels_of_all_that_went_in(sim: Simulator, tmp_pat
 
 
 GREEN = """
-g = Cuda(); whole, part, rest = (c.create_string_buffer(512) for _ in range(3)); n, desc = c.c_uint(4), c.c_void_p()
+g = Cuda(); whole, part, rest = (c.create_string_buffer(512) for _ in range(3))
+n, desc = c.c_uint(4), c.c_void_p()
 green, ctx, s = c.c_void_p(), c.c_void_p(), c.c_void_p()
 g.call("cuDeviceGetDevResource", 0, whole, 1)
 g.call("cuDevSmResourceSplitByCount", None, c.byref(n), whole, None, 0, 60); print(n.value)
@@ -55,21 +61,26 @@ g.call("cuDevSmResourceSplitByCount", part, c.byref(c.c_uint(1)), whole, rest, 0
 count = lambda r: c.c_uint.from_buffer(r, 96).value
 print(count(whole), count(part), count(rest))
 g.call("cuDevResourceGenerateDesc", c.byref(desc), part, 1)
-g.call("cuGreenCtxCreate", c.byref(green), desc, 0, 1); g.call("cuCtxFromGreenCtx", c.byref(ctx), green)
+g.call("cuGreenCtxCreate", c.byref(green), desc, 0, 1)
+g.call("cuCtxFromGreenCtx", c.byref(ctx), green)
 """
 
 
 def test_green_context_is_a_part_of_the_primary_one(sim: Simulator) -> None:
-    """Its work runs in turn with the primary one's, it adds no context to the card, and holds the primary one alive."""
+    """Its work runs in turn with the primary one's, it adds no context to the card, and holds
+    the primary one alive.
+    """
     out = run(
         sim,
         GREEN
         + """
 got, of, which = c.c_void_p(), c.c_void_p(), c.c_void_p()
-g.call("cuCtxSetCurrent", ctx); g.call("cuCtxGetCurrent", c.byref(got)); print(got.value == ctx.value)
+g.call("cuCtxSetCurrent", ctx); g.call("cuCtxGetCurrent", c.byref(got))
+print(got.value == ctx.value)
 g.call("cuGreenCtxStreamCreate", c.byref(s), green, 1, 0); p = g.alloc(1 << 20)
 g.call("cuStreamGetCtx", s, c.byref(of)); print(of.value == ctx.value)
-g.call("cuStreamGetCtx_v2", s, c.byref(of), c.byref(which)); print(of.value == g.ctx.value, which.value == green.value)
+g.call("cuStreamGetCtx_v2", s, c.byref(of), c.byref(which))
+print(of.value == g.ctx.value, which.value == green.value)
 g.launch(1000, s); g.launch(1000); g.call("cuCtxSynchronize_v2", g.ctx)
 print(g.raw("cuCtxDestroy_v2", ctx)); g.call("cuDevicePrimaryCtxRelease_v2", 0); g.launch(10, s)
 g.call("cuCtxSynchronize"); g.call("cuGreenCtxDestroy", green)
@@ -86,10 +97,12 @@ def test_context_of_cuda_2_lives_until_its_last_detach(sim: Simulator) -> None:
     out = run(
         sim,
         """
-        g = Cuda(); x, y = c.c_void_p(), c.c_void_p(); g.call("cuCtxCreate", c.byref(x), 0, 0); left = g.free_memory()
+        g = Cuda(); x, y = c.c_void_p(), c.c_void_p(); g.call("cuCtxCreate", c.byref(x), 0, 0)
+        left = g.free_memory()
         g.call("cuCtxAttach", c.byref(y), 0); print(x.value == y.value); p = g.alloc(1 << 20)
         g.call("cuCtxDetach", x); g.call("cuCtxSynchronize"); g.call("cuCtxDetach", x)
-        print(g.raw("cuCtxDetach", x), g.raw("cuCtxSetCurrent", x)); g.call("cuCtxSetCurrent", g.ctx)
+        print(g.raw("cuCtxDetach", x), g.raw("cuCtxSetCurrent", x))
+        g.call("cuCtxSetCurrent", g.ctx)
         print((g.free_memory() - left) >> 20)
         """,
     )

@@ -1,4 +1,6 @@
-"""Options of the simulated card, seen from programs: what the model does is test_sim_model.py's matter."""
+"""Options of the simulated card, seen from programs: what the model does is test_sim_model.py's
+matter.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Simulator]]:
 
 
 def test_a_full_queue_blocks_the_launch(begin: Callable[..., Simulator]) -> None:
-    """With 8 in flight the ninth launch of a 50 ms kernel returns only when one of them has ended."""
+    """With 8 in flight the ninth launch of a 50 ms kernel returns only when one of them has
+    ended.
+    """
     sim = begin(queue_depth=8)
     out = run(
         sim,
@@ -45,7 +49,9 @@ def test_a_full_queue_blocks_the_launch(begin: Callable[..., Simulator]) -> None
     assert out.split() == ["True", "True"]
     sim.stop()
     pieces = [x for x in sim.intervals() if x.kind == Kind.KERNEL]
-    assert sum(x.last for x in pieces) == 10 and all(a.t_end <= b.t_start for a, b in pairwise(pieces))
+    assert sum(x.last for x in pieces) == 10 and all(
+        a.t_end <= b.t_start for a, b in pairwise(pieces)
+    )
 
 
 def test_kernels_that_run_to_their_end(begin: Callable[..., Simulator]) -> None:
@@ -88,7 +94,8 @@ def test_kernels_cost_what_the_rules_say(begin: Callable[..., Simulator], tmp_pa
         sim,
         """
         g = Cuda(); m, f = c.c_void_p(), c.c_void_p()
-        ptx = b".version 6.3\\n.target sm_75\\n.entry matmul_a()\\n{ }\\n.entry other()\\n{ }\\n.entry more()\\n{ }\\n"
+        ptx = (b".version 6.3\\n.target sm_75\\n.entry matmul_a()\\n{ }\\n"
+               b".entry other()\\n{ }\\n.entry more()\\n{ }\\n")
         g.call("cuModuleLoadData", c.byref(m), ptx)
         for name in (b"matmul_a", b"other", b"more"):
             g.call("cuModuleGetFunction", c.byref(f), m, name)
@@ -99,7 +106,8 @@ def test_kernels_cost_what_the_rules_say(begin: Callable[..., Simulator], tmp_pa
     sim.stop()
     pieces = sim.intervals()
     assert [x.duration for x in pieces] == [40_000 + 10 * 2000 + 320 * 3, 70_000, 90_000, 10_000]
-    assert [x.work for x in pieces] == [0, 0, 0, 10_000]  # our own kernel's argument decides, no rule
+    # our own kernel's argument decides, no rule
+    assert [x.work for x in pieces] == [0, 0, 0, 10_000]
 
 
 @pytest.mark.parametrize(
@@ -154,12 +162,15 @@ def test_utilization_of_processes(begin: Callable[..., Simulator]) -> None:
         rows = (n.c_nvmlProcessUtilizationInfo_v1_t * 8)(); info.processSamplesCount = 8
         info.procUtilArray = rows; n._nvmlCheckReturn(n._nvmlGetFunctionPointer(
             "nvmlDeviceGetProcessesUtilizationInfo")(h, n.byref(info)))
-        print(info.processSamplesCount, rows[0].pid, rows[0].smUtil, n.nvmlDeviceGetUtilizationRates(h).gpu)
+        print(info.processSamplesCount, rows[0].pid, rows[0].smUtil,
+              n.nvmlDeviceGetUtilizationRates(h).gpu)
         print(n.nvmlDeviceGetUtilizationRates(n.nvmlDeviceGetHandleByIndex(0)).gpu)
         """,
     )
     count, pid, mine, busy, other = (int(word) for word in out.split())
-    assert (count, pid, other) == (1, process.pid, 0) and 50 < busy <= 100 and abs(mine - busy) <= 15
+    assert (
+        (count, pid, other) == (1, process.pid, 0) and 50 < busy <= 100 and abs(mine - busy) <= 15
+    )
     process.communicate("\n", timeout=20)
 
 
@@ -170,8 +181,10 @@ def test_words_of_64_bits_batches_rows_and_peers(begin: Callable[..., Simulator]
         g = Cuda(); s = g.stream(); words = (c.c_uint64 * 512)(); at = c.addressof(words)
         g.call("cuMemHostRegister_v2", c.c_void_p(at), c.c_size_t(4096), 0)
         g.call("cuStreamWriteValue64_v2", s, c.c_uint64(at), c.c_uint64(0x1122334455667788), 0)
-        g.call("cuStreamWaitValue64_v2", s, c.c_uint64(at + 8), c.c_uint64(1 << 40), 0); g.launch(10, s)
-        print(g.raw("cuStreamQuery", s)); words[1] = 1 << 41; g.call("cuStreamSynchronize", s); print(hex(words[0]))
+        g.call("cuStreamWaitValue64_v2", s, c.c_uint64(at + 8), c.c_uint64(1 << 40), 0)
+        g.launch(10, s)
+        print(g.raw("cuStreamQuery", s)); words[1] = 1 << 41; g.call("cuStreamSynchronize", s)
+        print(hex(words[0]))
         ops = (c.c_uint64 * 12)(2, at + 16, 7, 0, 0, 0, 5, at + 24, 1 << 50, 0, 0, 0)
         g.call("cuStreamBatchMemOp_v2", s, 2, ops, 0); g.call("cuStreamSynchronize", s)
         print(words[2], words[3] == 1 << 50)
@@ -179,10 +192,12 @@ def test_words_of_64_bits_batches_rows_and_peers(begin: Callable[..., Simulator]
         g.call("cuMemsetD2D32_v2", p, c.c_size_t(64), 9, c.c_size_t(4), c.c_size_t(3))
         g.call("cuMemcpyDtoH_v2", back, p, c.c_size_t(64)); print(list(back)[:6])
         other = c.c_void_p(); g.call("cuDevicePrimaryCtxRetain", c.byref(other), 1)
-        g.call("cuCtxPushCurrent_v2", other); q = g.alloc(1 << 20); g.call("cuCtxPopCurrent_v2", None)
+        g.call("cuCtxPushCurrent_v2", other); q = g.alloc(1 << 20)
+        g.call("cuCtxPopCurrent_v2", None)
         g.call("cuMemcpyPeer", q, other, p, g.ctx, c.c_size_t(1 << 20))
         g.call("cuMemcpyDtoH_v2", back, q, c.c_size_t(64)); print(back[0])
-        print(g.raw("cuMemPrefetchAsync", p, c.c_size_t(4096), 0, s), g.raw("cuMemAdvise", p, c.c_size_t(1), 1, 0))
+        print(g.raw("cuMemPrefetchAsync", p, c.c_size_t(4096), 0, s),
+              g.raw("cuMemAdvise", p, c.c_size_t(1), 1, 0))
         """,
     )
     expected = "600 0x1122334455667788 7 True [9, 9, 9, 9, 0, 0] 9 1 1"
@@ -194,12 +209,16 @@ def test_rows_are_copied_with_their_pitch(begin: Callable[..., Simulator]) -> No
         begin(),
         """
         class Copy(c.Structure):
-            _fields_ = [("sx", c.c_size_t), ("sy", c.c_size_t), ("st", c.c_int), ("sh", c.c_void_p), ("sd", c.c_uint64),
-                        ("sa", c.c_void_p), ("sp", c.c_size_t), ("dx", c.c_size_t), ("dy", c.c_size_t), ("dt", c.c_int),
-                        ("dh", c.c_void_p), ("dd", c.c_uint64), ("da", c.c_void_p), ("dp", c.c_size_t),
-                        ("w", c.c_size_t), ("h", c.c_size_t)]
-        g = Cuda(); p = g.alloc(1 << 20); data = bytes(range(200)); host = c.create_string_buffer(data, 200)
-        up = Copy(sx=2, sy=1, st=1, sh=c.addressof(host), sp=20, dt=2, dd=p.value, dp=512, w=10, h=5)
+            _fields_ = [("sx", c.c_size_t), ("sy", c.c_size_t), ("st", c.c_int),
+                        ("sh", c.c_void_p), ("sd", c.c_uint64), ("sa", c.c_void_p),
+                        ("sp", c.c_size_t), ("dx", c.c_size_t), ("dy", c.c_size_t),
+                        ("dt", c.c_int), ("dh", c.c_void_p), ("dd", c.c_uint64),
+                        ("da", c.c_void_p), ("dp", c.c_size_t), ("w", c.c_size_t),
+                        ("h", c.c_size_t)]
+        g = Cuda(); p = g.alloc(1 << 20); data = bytes(range(200))
+        host = c.create_string_buffer(data, 200)
+        up = Copy(sx=2, sy=1, st=1, sh=c.addressof(host), sp=20,
+                  dt=2, dd=p.value, dp=512, w=10, h=5)
         g.call("cuMemcpy2D_v2", c.byref(up)); back = c.create_string_buffer(10)
         for row in range(5):
             g.call("cuMemcpyDtoH_v2", back, c.c_uint64(p.value + 512 * row), c.c_size_t(10))
@@ -210,15 +229,19 @@ def test_rows_are_copied_with_their_pitch(begin: Callable[..., Simulator]) -> No
 
 
 def test_the_runtime_stops_at_the_private_tables(begin: Callable[..., Simulator]) -> None:
-    """NVIDIA's libcudart resolves all it wants and ends where it asks for tables that are not public."""
+    """NVIDIA's libcudart resolves all it wants and ends where it asks for tables that are not
+    public.
+    """
     library = next(
-        (BUILD.parent / ".venv/lib").glob("python3*/site-packages/nvidia/cu13/lib/libcudart.so.13"), None
+        (BUILD.parent / ".venv/lib").glob("python3*/site-packages/nvidia/cu13/lib/libcudart.so.13"),
+        None,
     )
     if library is None:
         pytest.skip("the package nvidia-cuda-runtime is not installed")
     out = run(
         begin(),
-        f"rt = c.CDLL({str(library)!r}); n = c.c_int(); print(rt.cudaGetDeviceCount(c.byref(n)), n.value)",
+        f"rt = c.CDLL({str(library)!r}); n = c.c_int(); print(rt.cudaGetDeviceCount(c.byref(n)), "
+        f"n.value)",
     )
     assert out.split() == ["500", "0"]
 

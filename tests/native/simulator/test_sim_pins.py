@@ -1,4 +1,6 @@
-"""Words that a stream writes into memory which the program registered: every kind of memory, and what becomes of it."""
+"""Words that a stream writes into memory which the program registered: every kind of memory, and
+what becomes of it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from simulator.sim import Simulator
 
 pytestmark = pytest.mark.native
 
-# How the program gets two pages at `at`: mapped by the device side as well (the name begins with "mapped"), or not.
+# How the program gets two pages at `at`: mapped by the device side as well (the name begins with
+# "mapped"), or not.
 KINDS = {
     "private": "m = mmap.mmap(-1, 8192, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)",
     "anonymous, shared": "m = mmap.mmap(-1, 8192)",
@@ -99,7 +102,8 @@ def test_memory_of_dead_processes_is_released(sim: Simulator) -> None:
     process = spawn(
         sim,
         PROGRAM
-        + "m = memory(F_SEAL_SHRINK); g = Cuda(); register(g, address(m)); print(1, flush=True); input()",
+        + "m = memory(F_SEAL_SHRINK); g = Cuda(); register(g, address(m)); print(1, flush=True); "
+        "input()",
     )
     assert process.stdout
     assert process.stdout.readline() == "1\n"
@@ -114,9 +118,11 @@ def test_another_memory_at_the_same_place_receives_its_own_words(sim: Simulator)
         sim,
         PROGRAM
         + """
-m = memory(F_SEAL_SHRINK); g = Cuda(); s = g.stream(); at = address(m); register(g, at); write(g, s, at, 7)
+m = memory(F_SEAL_SHRINK); g = Cuda(); s = g.stream(); at = address(m); register(g, at)
+write(g, s, at, 7)
 g.call("cuMemHostUnregister", c.c_void_p(at))
-here = libc.mmap(c.c_void_p(at), c.c_size_t(8192), 3, 0x32, -1, c.c_long(0))  # MAP_FIXED | MAP_ANONYMOUS | MAP_PRIVATE
+# MAP_FIXED | MAP_ANONYMOUS | MAP_PRIVATE
+here = libc.mmap(c.c_void_p(at), c.c_size_t(8192), 3, 0x32, -1, c.c_long(0))
 assert here == at and at32(at).value == 0
 register(g, at); write(g, s, at, 8); assert at32(at).value == 8
 """,
@@ -126,19 +132,24 @@ register(g, at); write(g, s, at, 8); assert at32(at).value == 8
 def test_a_file_that_is_cut_short_hurts_its_program_only(sim: Simulator) -> None:
     cut = PROGRAM + (
         "fd = os.memfd_create('qgpu-pin-test', os.MFD_ALLOW_SEALING); os.ftruncate(fd, 8192)\n"
-        "m = mmap.mmap(fd, 8192); g = Cuda(); s = g.stream(); at = address(m); register(g, at); write(g, s, at, 1)\n"
+        "m = mmap.mmap(fd, 8192); g = Cuda(); s = g.stream(); at = address(m); register(g, at); "
+        "write(g, s, at, 1)\n"
         "os.ftruncate(fd, 0); write(g, s, at, 2); print('went on')"
     )
     assert run(sim, cut) == "went on\n"
     holes = PROGRAM + (
-        "m = memory(F_SEAL_SHRINK); g = Cuda(); s = g.stream(); at = address(m); register(g, at); write(g, s, at, 1)\n"
-        "m.madvise(mmap.MADV_REMOVE); assert at32(at).value == 0; write(g, s, at, 2); assert at32(at).value == 2"
+        "m = memory(F_SEAL_SHRINK); g = Cuda(); s = g.stream(); at = address(m); register(g, at); "
+        "write(g, s, at, 1)\n"
+        "m.madvise(mmap.MADV_REMOVE); assert at32(at).value == 0; write(g, s, at, 2); assert "
+        "at32(at).value == 2"
     )
     run(sim, holes)
     short = PROGRAM + (
         "fd = os.memfd_create('qgpu-pin-test', os.MFD_ALLOW_SEALING); os.ftruncate(fd, 4096)\n"
-        "fcntl.fcntl(fd, 1033, F_SEAL_SHRINK); at = libc.mmap(None, c.c_size_t(8192), 3, 1, fd, c.c_long(0))\n"
-        "g = Cuda(); s = g.stream(); register(g, at, 8192); write(g, s, at, 1); assert at32(at).value == 1\n"
+        "fcntl.fcntl(fd, 1033, F_SEAL_SHRINK); at = libc.mmap(None, c.c_size_t(8192), 3, 1, fd, "
+        "c.c_long(0))\n"
+        "g = Cuda(); s = g.stream(); register(g, at, 8192); write(g, s, at, 1); assert "
+        "at32(at).value == 1\n"
         "write(g, s, at + 4096, 2); write(g, s, at, 3); assert at32(at).value == 3"
     )
     run(sim, short)
@@ -161,13 +172,16 @@ for m in all: g.call("cuMemHostUnregister", c.c_void_p(address(m)))
 
 
 def test_a_word_where_registered_memory_was_is_a_fault(sim: Simulator) -> None:
-    """A registration ends with its context, for all others too, and then whoever writes there faults."""
+    """A registration ends with its context, for all others too, and then whoever writes there
+    faults.
+    """
     out = run(
         sim,
         PROGRAM
         + """
 def case(end):
-    first, second = c.c_void_p(), c.c_void_p(); m = memory(F_SEAL_SHRINK); at = address(m); kept.append(m)
+    first, second = c.c_void_p(), c.c_void_p(); m = memory(F_SEAL_SHRINK); at = address(m)
+    kept.append(m)
     g.call("cuCtxCreate_v2", c.byref(first), 0, 0); register(g, at)
     g.call("cuCtxCreate_v2", c.byref(second), 0, 0); g.load(); s = g.stream()
     write(g, s, at, 1); assert at32(at).value == 1
@@ -190,9 +204,11 @@ def test_other_memory_where_registered_memory_was_receives_its_words(sim: Simula
         + """
 g = Cuda(); s = g.stream(); been = set()
 for n in range(20):
-    m = libc.mmap(None, c.c_size_t(1 << 21), 3, 0x22, -1, c.c_long(0)); register(g, m, 1 << 21); been.add(m)
+    m = libc.mmap(None, c.c_size_t(1 << 21), 3, 0x22, -1, c.c_long(0)); register(g, m, 1 << 21)
+    been.add(m)
     g.call("cuMemHostUnregister", c.c_void_p(m)); libc.munmap(c.c_void_p(m), c.c_size_t(1 << 21))
-    h = c.c_void_p(); g.call("cuMemHostAlloc", c.byref(h), c.c_size_t(1 << 21), 0); been.add(h.value)
+    h = c.c_void_p(); g.call("cuMemHostAlloc", c.byref(h), c.c_size_t(1 << 21), 0)
+    been.add(h.value)
     write(g, s, h.value, n); assert at32(h.value).value == n
     g.call("cuMemFreeHost", h)
 assert len(been) < 20, "no address was used twice"

@@ -31,7 +31,8 @@ def in_client(sim: Simulator, code: str, **env: str) -> str:
 def test_the_file_is_the_announced_one(sim: Simulator) -> None:
     out = run(
         sim,
-        "Cuda(); import sim_rm\nprint([(lambda s: (s.st_dev, s.st_ino))(os.fstat(f)) for f in sim_rm.files()])",
+        "Cuda(); import sim_rm\nprint([(lambda s: (s.st_dev, s.st_ino))(os.fstat(f)) for f in "
+        "sim_rm.files()])",
     )
     assert out.strip() == str([sim.control_device()])
     assert control_device(sim.config.directory) == sim.control_device()
@@ -39,7 +40,10 @@ def test_the_file_is_the_announced_one(sim: Simulator) -> None:
 
 def test_the_file_is_nowhere_to_be_found(sim: Simulator) -> None:
     """No mount, no name: nothing is left behind, nobody finds it by looking."""
-    mounts = Path("/proc/self/mountinfo").read_text() + Path(f"/proc/{sim.process.pid}/mountinfo").read_text()
+    mounts = (
+        Path("/proc/self/mountinfo").read_text()
+        + Path(f"/proc/{sim.process.pid}/mountinfo").read_text()
+    )
     device = sim.control_device()
     assert device is not None
     assert f"{os.major(device[0])}:{os.minor(device[0])} " not in mounts
@@ -50,7 +54,8 @@ def test_objects_and_their_handles(sim: Simulator) -> None:
         sim,
         """
         assert C >> 20 == 0xc1d and r.info(C, C, 2) == ROOT and r.info(C, C, 1) == 0
-        assert r.alloc(0, 0, ROOT, handle=0xc1d00055).status == BAD_CLIENT   # the driver alone chooses those
+        # The driver alone chooses those.
+        assert r.alloc(0, 0, ROOT, handle=0xc1d00055).status == BAD_CLIENT
         dev = r.make(C, C, DEVICE, 0x5c000001, device_params())
         assert dev == 0x5c000001
         chosen = r.make(C, dev, SUBDEVICE)
@@ -61,11 +66,12 @@ def test_objects_and_their_handles(sim: Simulator) -> None:
         assert r.alloc(C, C, GROUP, 0, group_params()).status == BAD_PARENT
         assert r.alloc(C, dev, CHANNEL).status == BAD_PARENT
         assert r.alloc(C, C, 0x83de).status == BAD_CLASS
-        assert r.alloc(C, C, DEVICE, 0, device_params(1)).status == BAD_ARGUMENT   # there is one card
+        # There is one card.
+        assert r.alloc(C, C, DEVICE, 0, device_params(1)).status == BAD_ARGUMENT
         assert r.alloc(C, C, DEVICE, 0, device_params()[:-1]).status == BAD_PARAMS
         assert r.alloc(C, dev, GROUP, 0, group_params() + b"x").status == BAD_PARAMS
         assert r.alloc(C, dev, GROUP, 0, group_params(19)).status == BAD_ARGUMENT  # no such engine
-        old = r.alloc(C, dev, GROUP, 0, group_params(), wide=False)                # the form of 32 bytes
+        old = r.alloc(C, dev, GROUP, 0, group_params(), wide=False)  # the form of 32 bytes
         assert old.status == OK and r.info(C, old.object, 2) == GROUP
         ch = r.make(C, old.object, CHANNEL, 0x5c000077)
         for classes in ((0xc36f,), (0xca6f,)):
@@ -105,12 +111,15 @@ def test_duplicates_keep_the_group(sim: Simulator) -> None:
         dev, other = (r.make(x, x, DEVICE, 0, device_params()) for x in (C, D))
         group = r.make(C, dev, GROUP, 0, group_params()); r.make(C, group, CHANNEL)
         made = r.dup(D, other, C, group)
-        assert made.status == OK and r.info(D, made.object, 2) == GROUP and r.info(D, made.object, 1) == other
+        assert made.status == OK
+        assert r.info(D, made.object, 2) == GROUP and r.info(D, made.object, 1) == other
         assert r.set_slice(D, made.object, 5000) == OK and r.get_slice(C, group) == 5000
         ids = [bytearray(4), bytearray(4)]
-        assert [r.control(c_, o, GET_INFO, p) for (c_, o), p in zip(((C, group), (D, made.object)), ids)] == [OK, OK]
+        assert [r.control(c_, o, GET_INFO, p)
+                for (c_, o), p in zip(((C, group), (D, made.object)), ids)] == [OK, OK]
         assert ids[0] == ids[1]
-        assert r.free(C, group) == OK and r.get_slice(D, made.object) == 5000     # the last one counts
+        # The last one counts.
+        assert r.free(C, group) == OK and r.get_slice(D, made.object) == 5000
         assert r.dup(D, other, C, group).status == NOT_FOUND
         assert r.dup(D, other, 0xc1d0dead, 1).status == BAD_CLIENT
         assert r.dup(D, 0xdead, D, made.object).status == BAD_PARENT
@@ -161,7 +170,8 @@ def test_a_read_only_pointer_is_no_pointer(sim: Simulator) -> None:
         libc = c.CDLL(None); libc.mmap.restype = c.c_void_p
         address = libc.mmap(None, c.c_size_t(4096), 1, 0x22, -1, c.c_long(0))
         assert r.control_at(C, C, HANDLE_INFO, address, 16) in (BAD_POINTER, NOT_FOUND)
-        dev = r.make(C, C, DEVICE, 0, device_params()); group = r.make(C, dev, GROUP, 0, group_params())
+        dev = r.make(C, C, DEVICE, 0, device_params())
+        group = r.make(C, dev, GROUP, 0, group_params())
         assert r.control_at(C, group, GET_TIMESLICE, address, 8) == BAD_POINTER
         """,
     )
@@ -197,7 +207,9 @@ def test_the_handshake_of_versions(tmp_path: Path) -> None:
         fcntl.ioctl(r.fd, 0xc04846d2, data); print(struct.unpack("<II64s", data)[1:])
     """
     with simulator(tmp_path, driver_version="999.10") as sim:
-        same, other = (in_client(sim, code % version).strip() for version in ("999.10", "580.00.qgpusim"))
+        same, other = (
+            in_client(sim, code % version).strip() for version in ("999.10", "580.00.qgpusim")
+        )
     assert same.startswith("(1, b'999.10\\x00")
     assert other.startswith("(0, b'999.10\\x00")
 
@@ -219,12 +231,16 @@ def test_the_card_says_its_uuid(tmp_path: Path) -> None:
 
 
 def test_what_libcuda_makes(sim: Simulator) -> None:
-    """Per context a compute group of eight channels and two copy groups, gone with it; per process two clients."""
+    """Per context a compute group of eight channels and two copy groups, gone with it; per
+    process two clients.
+    """
     with clients(sim) as (one,):
         assert one.ask("[len(r.channels(x)) for x in (gr, up, down)]") == "[8, 1, 1]"
         assert one.ask("[r.info(C, x, 1) == dev for x in (gr, up, down, sub)]") == str([True] * 4)
         many = one.number("len(r.objects())")
-        one.ask("globals().update(ctx=c.c_void_p()) or g.call('cuCtxCreate_v2', c.byref(ctx), 0, 0)")
+        one.ask(
+            "globals().update(ctx=c.c_void_p()) or g.call('cuCtxCreate_v2', c.byref(ctx), 0, 0)"
+        )
         assert one.ask("len(r.of_class(GROUP, last=LAST_HANDLE))") == "6"
         one.ask("g.call('cuCtxDestroy_v2', ctx)")
         assert one.number("len(r.objects())") == many
@@ -265,7 +281,8 @@ def test_many_contexts_and_threads(sim: Simulator) -> None:
         def work():
             for _ in range(5):
                 ctx = c.c_void_p()
-                g.call("cuCtxCreate_v2", c.byref(ctx), 0, 0); g.launch(10); g.call("cuCtxDestroy_v2", ctx)
+                g.call("cuCtxCreate_v2", c.byref(ctx), 0, 0); g.launch(10)
+                g.call("cuCtxDestroy_v2", ctx)
         threads = [threading.Thread(target=work) for _ in range(6)]
         [t.start() for t in threads]; [t.join() for t in threads]
         assert r.objects(last=0x5c000400) == before

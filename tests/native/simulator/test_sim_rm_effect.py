@@ -1,4 +1,4 @@
-"""What commands do to work on the simulated card: progress ends and goes on, shares follow slices, nothing is lost."""
+"""What commands do to simulated work: it stops, goes on, shares follow slices, nothing is lost."""
 
 from __future__ import annotations
 
@@ -44,10 +44,14 @@ def executed(found: list[Interval]) -> dict[int, int]:
 
 @pytest.mark.parametrize("way", ["schedule", "disable"])
 def test_a_kernel_is_taken_off_and_goes_on(sim: Simulator, way: str) -> None:
-    stop = {"schedule": "r.schedule(C, gr, False)", "disable": "r.disable(C, sub, True, r.channels(gr))"}[way]
+    stop = {
+        "schedule": "r.schedule(C, gr, False)",
+        "disable": "r.disable(C, sub, True, r.channels(gr))",
+    }[way]
     go = stop.replace("False", "True").replace("sub, True", "sub, False")
     with clients(sim) as (one,):
-        one.ask("g.launch(1_000_000, s)")  # long, so that it still runs wherever this test is held up
+        # long, so that it still runs wherever this test is held up
+        one.ask("g.launch(1_000_000, s)")
         time.sleep(0.01)
         assert one.number(stop) == OK
         stopped = time.monotonic_ns()
@@ -123,7 +127,10 @@ def test_only_scheduling_leaves_the_slice(tmp_path: Path) -> None:
 def test_copies_stop_with_their_own_groups(sim: Simulator) -> None:
     """1 GB takes 20 ms; compute goes on beside it, and the other direction does."""
     with clients(sim) as (one,):
-        one.ask("globals().update(t=g.stream(), n=1 << 28, p=g.alloc(1 << 28), m=(c.c_char * (1 << 28))())")
+        one.ask(
+            "globals().update(t=g.stream(), n=1 << 28, p=g.alloc(1 << 28), m=(c.c_char * (1 << "
+            "28))())"
+        )
         assert one.number("r.schedule(C, up, False)") == OK
         one.ask("g.call('cuMemcpyHtoDAsync_v2', p, m, c.c_size_t(n), t)")
         one.ask("g.launch(1000, s)")
@@ -140,13 +147,16 @@ def test_copies_stop_with_their_own_groups(sim: Simulator) -> None:
 
 
 def test_blocks_decide_how_long_it_takes(tmp_path: Path) -> None:
-    """cta: the rest of the block; a kernel that is one block ends first, and PREEMPT says that it took too long."""
+    """cta: the rest of the block; a kernel that is one block ends first, and PREEMPT says that
+    it took too long.
+    """
     costs = tmp_path / "costs"
     costs.write_text("other 300ms stop=20ms\n")
     with simulator(tmp_path, preempt="cta", extra=("--kernel-cost", str(costs))) as sim:
         with clients(sim) as (one,):
             one.ask(
-                "globals().update(f=c.c_void_p()) or g.call('cuModuleGetFunction', c.byref(f), g.module, b'other')"
+                "globals().update(f=c.c_void_p()) or g.call('cuModuleGetFunction', c.byref(f), "
+                "g.module, b'other')"
             )
             launch = "g.call('cuLaunchKernel', f, 1, 1, 1, 1, 1, 1, 0, s, None, None)"
             one.ask(launch)
@@ -154,7 +164,8 @@ def test_blocks_decide_how_long_it_takes(tmp_path: Path) -> None:
             assert one.number("r.schedule(C, gr, False)") == OK
             assert one.number("r.schedule(C, gr, True)") == OK
             assert one.number("g.raw('cuStreamSynchronize', s)") == 0
-            one.ask("g.launch(100_000, s)")  # no block of its own, and the card has none: as long as it is
+            # no block of its own, and the card has none: as long as it is
+            one.ask("g.launch(100_000, s)")
             time.sleep(0.02)
             assert one.number("r.preempt(C, gr, timeout_us=1000)") == TIMEOUT
             assert one.number("r.preempt(C, gr, wait=False)") == OK
@@ -170,9 +181,9 @@ def test_the_mode_of_one_context(tmp_path: Path) -> None:
     """A context may ask for another grain than the card has."""
     mode = "r.control(C, sub, SET_MODE, struct.pack('<IIIIIIQ', 1, {channel}, 0, {mode}, 0, 0, 0))"
     with simulator(tmp_path, preempt="wfi") as sim:
-        with clients(sim, before="import struct; from sim_rm import SET_MODE\nch = r.channels(gr)[0][1]") as (
-            one,
-        ):
+        with clients(
+            sim, before="import struct; from sim_rm import SET_MODE\nch = r.channels(gr)[0][1]"
+        ) as (one,):
             assert one.number(mode.format(channel="ch", mode=3)) == BAD_ARGUMENT
             assert one.number(mode.format(channel=0xDEAD, mode=2)) == NOT_FOUND
             for number in (0, 2):
@@ -247,7 +258,9 @@ def test_preempt_ends_the_slice(tmp_path: Path) -> None:
 def test_a_full_queue_waits_and_goes_on(tmp_path: Path) -> None:
     with simulator(tmp_path, queue_depth=16) as sim:
         with clients(
-            sim, 1, before="import threading\nflood = lambda: [g.launch(100, s) for _ in range(200)]"
+            sim,
+            1,
+            before="import threading\nflood = lambda: [g.launch(100, s) for _ in range(200)]",
         ) as (one,):
             assert one.number("r.schedule(C, gr, False)") == OK
             one.ask("globals().update(k=threading.Thread(target=flood)) or k.start()")
@@ -262,14 +275,16 @@ def test_a_full_queue_waits_and_goes_on(tmp_path: Path) -> None:
 WORK = """
     import hashlib, random, sim_rm
     g = Cuda(); streams = [g.stream() for _ in range(3)]; rng = random.Random(7)
-    size = 1 << 20; buffers = [g.alloc(size) for _ in range(3)]; host = [(c.c_char * size)() for _ in range(3)]
+    size = 1 << 20; buffers = [g.alloc(size) for _ in range(3)]
+    host = [(c.c_char * size)() for _ in range(3)]
     print(sim_rm.files()[0], flush=True); digest = hashlib.sha256()
     for turn in range(60):
         for i, stream in enumerate(streams):
             host[i].raw = bytes([rng.randrange(256)]) * size
             g.call("cuMemcpyHtoDAsync_v2", buffers[i], host[i], c.c_size_t(size), stream)
             for _ in range(10): g.launch(rng.randrange(20, 1500), stream)
-            g.call("cuMemsetD8Async", c.c_uint64(buffers[i].value + 4096), turn, c.c_size_t(4096), stream)
+            page = c.c_uint64(buffers[i].value + 4096)
+            g.call("cuMemsetD8Async", page, turn, c.c_size_t(4096), stream)
             g.call("cuMemcpyDtoHAsync_v2", host[i], buffers[i], c.c_size_t(size), stream)
         for i, stream in enumerate(streams):
             g.call("cuStreamSynchronize", stream); digest.update(host[i].raw)
@@ -278,7 +293,7 @@ WORK = """
 
 
 def work_with(sim: Simulator, stops: int) -> tuple[str, list[Interval]]:
-    """The digest of what WORK computed, and what the card did; meanwhile so many stops by this process."""
+    """The digest of what WORK computed, and what the card did; meanwhile we stop it so often."""
     process = spawn(sim, WORK)
     assert process.stdout
     remote = int(process.stdout.readline())
@@ -314,7 +329,7 @@ def test_two_hundred_stops_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("per_context", [False, True])
 def test_contexts_come_and_go_during_commands(tmp_path: Path, per_context: bool) -> None:
-    """Orders hit groups that are just made or destroyed: refused or carried out, never anything worse."""
+    """Orders hit groups that are just made or destroyed: refused or carried out, nothing worse."""
     code = """
         import sys, threading, sim_rm
         g = Cuda(); print(sim_rm.files()[0], flush=True)
@@ -380,4 +395,6 @@ def test_disable_layout_is_the_published_one() -> None:
     packed = sim_rm._DISABLE.pack(1, 2, 3, 4, 5, *range(100, 164), *range(200, 264))
     assert len(packed) == 536
     assert (packed[0], packed[4], packed[8], packed[9], packed[16]) == (1, 2, 3, 4, 5)
-    assert struct.unpack_from("<I", packed, 24) == (100,) and struct.unpack_from("<I", packed, 280) == (200,)
+    assert struct.unpack_from("<I", packed, 24) == (100,) and struct.unpack_from(
+        "<I", packed, 280
+    ) == (200,)

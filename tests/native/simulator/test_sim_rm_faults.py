@@ -1,4 +1,6 @@
-"""Faults on demand of the simulated control device, its absence, its log, and garbage under sanitizers."""
+"""Faults on demand of the simulated control device, its absence, its log, and garbage under
+sanitizers.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def test_a_command_answers_the_configured_status(sim: Simulator) -> None:
 def test_any_command_but_no_other_call(sim: Simulator) -> None:
     with clients(sim) as (one,):
         sim.control("error call=rm.control code=64")
-        assert one.number("r.preempt(C, gr)") == 64 and one.number("r.control(C, gr, 0x1234, b'')") == 64
+        assert (
+            one.number("r.preempt(C, gr)") == 64
+            and one.number("r.control(C, gr, 0x1234, b'')") == 64
+        )
         assert one.number("r.alloc(0, 0, ROOT).status") == OK
 
 
@@ -52,7 +57,8 @@ def test_the_device_refuses(sim: Simulator) -> None:
         sim.control("errno call=rm.schedule code=19 times=1")
         assert one.number(STOP) == errno.ENODEV and one.number(STOP) == OK and one.number(GO) == OK
     sim.control("errno call=rm.alloc code=19")
-    assert run(sim, "print(Cuda(init=False).raw('cuInit', 0))") == "46\n"  # CUDA_ERROR_DEVICE_UNAVAILABLE
+    # CUDA_ERROR_DEVICE_UNAVAILABLE
+    assert run(sim, "print(Cuda(init=False).raw('cuInit', 0))") == "46\n"
     sim.control("clear")
     run(sim, "g = Cuda(); g.launch(10); g.call('cuCtxSynchronize')")
 
@@ -63,7 +69,10 @@ def test_a_refused_group_is_a_refused_context(sim: Simulator) -> None:
         before = one.ask("r.objects()")
         for call, at in (("alloc", 20), ("schedule", 2), ("dup", 1)):
             sim.control(f"error call=rm.{call} code=0x1a")
-            assert one.number("g.raw('cuCtxCreate_v2', c.byref(c.c_void_p()), 0, 0)") == 2, (call, at)
+            assert one.number("g.raw('cuCtxCreate_v2', c.byref(c.c_void_p()), 0, 0)") == 2, (
+                call,
+                at,
+            )
             sim.control("clear")
         assert one.ask("r.objects()") == before
         assert one.number("g.raw('cuCtxCreate_v2', c.byref(c.c_void_p()), 0, 0)") == 0
@@ -100,7 +109,9 @@ def test_a_hanging_process_can_be_killed(sim: Simulator) -> None:
     with clients(sim) as (one,):
         sim.control("block call=rm.schedule")
         one.tell(STOP)
-        assert until(lambda: "ioctl" in Path(f"/proc/{one.pid}/wchan").read_text() or in_fuse(one.pid))
+        assert until(
+            lambda: "ioctl" in Path(f"/proc/{one.pid}/wchan").read_text() or in_fuse(one.pid)
+        )
         one.process.send_signal(signal.SIGKILL)
         one.process.wait(10)
     assert [x.errno for x in acts(log_of(sim))][-1] == errno.EINTR
@@ -154,7 +165,8 @@ def without_fuse(directory: Path) -> Path:
     program = build / "bin" / "qgpu-simgpu"
     hide = "mount --bind /dev/null /dev/fuse"
     program.write_text(
-        f'#!/bin/sh\nexec unshare -m sh -c \'{hide} && exec "$0" "$@"\' {BUILD}/bin/qgpu-simgpu "$@"\n'
+        f'#!/bin/sh\nexec unshare -m sh -c \'{hide} && exec "$0" "$@"\' {BUILD}/bin/qgpu-simgpu '
+        f'"$@"\n'
     )
     program.chmod(0o755)
     return build
@@ -169,7 +181,9 @@ def test_without_fuse_everything_else_works(tmp_path: Path) -> None:
     with Simulator.start(config, without_fuse(tmp_path), log) as sim:
         assert sim.control_device() is None
         out = run(
-            sim, "import sim_rm\ng = Cuda(); g.launch(10); g.call('cuCtxSynchronize'); print(sim_rm.files())"
+            sim,
+            "import sim_rm\ng = Cuda(); g.launch(10); g.call('cuCtxSynchronize'); "
+            "print(sim_rm.files())",
         )
         assert out == "[]\n"
     assert "there is no control device: " in log.read_text()
@@ -211,11 +225,13 @@ GARBAGE = """
     g = Cuda(); s = g.stream(); r = Rm(); C = r.client; rng = random.Random(int(os.environ["SEED"]))
     known = list(r.objects(C)) + [C, 0, C + 1]
     numbers = [FREE, CONTROL, ALLOC, ALLOC64, DUP]
-    commands = [SCHEDULE, SET_TIMESLICE, GET_TIMESLICE, PREEMPT, GET_INFO, DISABLE, GET_GID, SET_MODE, HANDLE_INFO]
+    commands = [SCHEDULE, SET_TIMESLICE, GET_TIMESLICE, PREEMPT, GET_INFO, DISABLE,
+                GET_GID, SET_MODE, HANDLE_INFO]
     classes = [ROOT, DEVICE, SUBDEVICE, GROUP, CHANNEL, SPACE, 0xcbc0]
     room = c.create_string_buffer(2048)
     for turn in range(1500):
-        word = lambda: rng.choice((rng.choice(known), rng.choice(known), rng.getrandbits(32), rng.randrange(4)))
+        word = lambda: rng.choice(
+            (rng.choice(known), rng.choice(known), rng.getrandbits(32), rng.randrange(4)))
         room.raw = rng.randbytes(600).ljust(2048, bytes([rng.randrange(3)]))
         number = rng.choice(numbers + [rng.getrandbits(32)])
         size = max(number >> 16 & 0x3fff, 4)
@@ -223,7 +239,8 @@ GARBAGE = """
         if number in (ALLOC, ALLOC64, CONTROL) and rng.random() < 0.9:
             kind = rng.choice(commands) if number == CONTROL else rng.choice(classes)
             length = rng.choice((3, 4, 8, 16, 20, 32, 56, 268, 536, rng.randrange(2000)))
-            struct.pack_into("<IIII", data, 0, C, rng.choice(known), word() if number != CONTROL else kind, kind)
+            struct.pack_into("<IIII", data, 0, C, rng.choice(known),
+                             word() if number != CONTROL else kind, kind)
             struct.pack_into("<Q", data, 16, rng.choice((c.addressof(room),) * 5 + (0, 1 << 40)))
             struct.pack_into("<I", data, 24 if number != ALLOC64 else 32, length)
         if number == FREE and rng.random() < 0.95: continue
@@ -234,7 +251,9 @@ GARBAGE = """
 
 
 def test_garbage_under_sanitizers(tmp_path: Path) -> None:
-    """Random calls of several processes, some killed on the way: nothing but refusals, and everything comes back."""
+    """Random calls of several processes, some killed on the way: nothing but refusals, and
+    everything comes back.
+    """
     make("build/test/qgpu-simgpu-asan", "build/sim/libcuda.so.1")
     build = tmp_path / "build"
     (build / "bin").mkdir(parents=True)
@@ -252,7 +271,8 @@ def test_garbage_under_sanitizers(tmp_path: Path) -> None:
         processes[0].communicate()
         run(
             sim,
-            "g = Cuda(); g.launch(10); g.call('cuCtxSynchronize'); assert g.free_memory() == (8192 - 300) << 20",
+            "g = Cuda(); g.launch(10); g.call('cuCtxSynchronize'); assert g.free_memory() == "
+            "(8192 - 300) << 20",
         )
         sim.process.terminate()
         assert sim.process.wait(20) == 0, log.read_text()

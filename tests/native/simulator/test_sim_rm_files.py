@@ -85,16 +85,18 @@ def test_a_fresh_file_is_another_client(sim: Simulator) -> None:
         device = fresh.make(mine, mine, 0x80, 0, sim_rm.device_params())
         assert fresh.dup(mine, device, C, group).status == NO_PERMISSION
         assert fresh.dup(C, 1, mine, device).status == BAD_CLIENT
-        assert one.ask("(lambda f: f.info(C, C, 2))(Rm(os.open(f'/proc/self/fd/{r.fd}', os.O_RDWR)))") == str(
-            -BAD_CLIENT
-        )
+        assert one.ask(
+            "(lambda f: f.info(C, C, 2))(Rm(os.open(f'/proc/self/fd/{r.fd}', os.O_RDWR)))"
+        ) == str(-BAD_CLIENT)
         assert one.number("r.info(C, C, 2)") == 0x41
         os.close(fd)
     assert len(list(trespasses(log_of(sim)))) == 7
 
 
 def test_channels_are_disabled_for_anybody(sim: Simulator) -> None:
-    """As a firmware without a check of the list would do it: whoever sends such lists has to check them himself."""
+    """As a firmware without a check of the list would do it: whoever sends such lists has to
+    check them himself.
+    """
     with clients(sim, 2) as (one, two):
         strangers = one.ask("r.channels(gr)")
         two_client = two.number("r.root()")
@@ -122,7 +124,8 @@ def test_a_forked_child_shares_the_file(sim: Simulator) -> None:
         if os.fork() == 0:
             os._exit(r.schedule(r.client, group, False))
         assert os.wait()[1] == 0
-        time.sleep(0.05); assert g.raw("cuStreamQuery", s) == 600     # the child's end changed nothing
+        time.sleep(0.05)
+        assert g.raw("cuStreamQuery", s) == 600     # the child's end changed nothing
         assert r.schedule(r.client, group, True) == OK
         g.call("cuStreamSynchronize", s); print("done")
         """,
@@ -166,7 +169,9 @@ def test_a_held_file_keeps_the_memory_of_the_dead(sim: Simulator, tmp_path: Path
         fd = passed(one, tmp_path)
         group, C = one.number("gr"), one.client
         one.kill()
-        listing = "print([(x.pid, x.usedGpuMemory) for x in n.nvmlDeviceGetComputeRunningProcesses(h)])"
+        listing = (
+            "print([(x.pid, x.usedGpuMemory) for x in n.nvmlDeviceGetComputeRunningProcesses(h)])"
+        )
         assert until(lambda: "1388314624" in nvml(sim, listing)), nvml(sim, listing)
         assert free_memory(sim) == before - 1324 * MIB
         held = Rm(fd)
@@ -220,7 +225,9 @@ def test_the_end_of_the_simulator(sim: Simulator) -> None:
 
 
 def sleeps_in_ioctl(pid: int) -> bool:
-    return any("request_wait_answer" in x.read_text() for x in Path(f"/proc/{pid}/task").glob("*/stack"))
+    return any(
+        "request_wait_answer" in x.read_text() for x in Path(f"/proc/{pid}/task").glob("*/stack")
+    )
 
 
 def test_killed_while_it_opens_files(tmp_path: Path) -> None:

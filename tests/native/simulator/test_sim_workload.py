@@ -26,9 +26,16 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         yield simulator
 
 
-def work(sim: Simulator, *words: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+def work(
+    sim: Simulator, *words: str, status: int = 0, **env: str
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [BINARY, *words], env=client_env(sim, **env), capture_output=True, text=True, check=False, timeout=60
+        [BINARY, *words],
+        env=client_env(sim, **env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == status, done.stderr
     return done
@@ -50,7 +57,12 @@ def test_requests_are_what_the_card_executed(sim: Simulator, tmp_path: Path) -> 
     )
     summary = json.loads(work(sim, *words, "--json", "--log", str(log), "--log-requests").stdout)
     assert (summary["requests"], summary["kernels"], summary["errors"]) == (50, 150, 0)
-    assert 600 <= summary["latency_us"]["p50"] <= summary["latency_us"]["p99"] <= summary["latency_us"]["max"]
+    assert (
+        600
+        <= summary["latency_us"]["p50"]
+        <= summary["latency_us"]["p99"]
+        <= summary["latency_us"]["max"]
+    )
     sim.stop()
     pieces = [p for p in sim.intervals() if p.pid == summary["pid"]]
     assert sum(p.last for p in pieces) == 55 * 3 and {p.work for p in pieces} == {200_000}
@@ -93,7 +105,9 @@ def test_duty_cycle_and_training_style(sim: Simulator, tmp_path: Path) -> None:
 
 
 def test_memory_is_held_and_refusal_is_named(sim: Simulator) -> None:
-    done = work(sim, "--memory", "512M", "--alloc-past", "4G", "--requests", "1", "--iters", "10", "--json")
+    done = work(
+        sim, "--memory", "512M", "--alloc-past", "4G", "--requests", "1", "--iters", "10", "--json"
+    )
     summary = json.loads(done.stdout)
     assert summary["memory"] == 512 * MIB
     assert summary["alloc"] == {
@@ -128,7 +142,8 @@ def test_poisson_requests_come_at_times_that_a_seed_decides(sim: Simulator, tmp_
         start = lines_of(log, "started_ns")[0]["started_ns"]
         requests = lines_of(log, "due_ns")
         assert len(requests) == 60 and all(r["start_ns"] >= r["due_ns"] for r in requests)
-        # What is logged as the start of the open loop is a little before it, by the same few µs for all requests.
+        # What is logged as the start of the open loop is a little before it, by the same few µs for
+        # all requests.
         dues.append([r["due_ns"] - requests[0]["due_ns"] for r in requests])
         assert requests[0]["due_ns"] > start
     assert all(abs(x - y) <= 2000 for x, y in zip(dues[0], dues[1], strict=True))
@@ -138,7 +153,9 @@ def test_poisson_requests_come_at_times_that_a_seed_decides(sim: Simulator, tmp_
 
 
 def test_a_late_poisson_request_counts_its_wait(sim: Simulator, tmp_path: Path) -> None:
-    """At 10 requests due per execution time each waits for those before it, and that is its latency."""
+    """At 10 requests due per execution time each waits for those before it, and that is its
+    latency.
+    """
     log = tmp_path / "log"
     words = ("--poisson", "1000", "--iters", "10000000", "--kernel-us", "10000", "--requests", "10")
     work(sim, *words, "--log", str(log), "--log-requests", "--json")
@@ -163,19 +180,34 @@ def test_mixed_lengths_graphs_and_a_window_by_count(sim: Simulator) -> None:
     for summary in (plain, graph):
         works = [p.work for p in sim.intervals() if p.pid == summary["pid"] and p.last]
         assert len(works) == 80 and set(works) == {100_000, 1_000_000}
-        assert summary["card_fraction"] * summary["seconds"] == pytest.approx(sum(works) / 1e9, rel=0.01)
+        assert summary["card_fraction"] * summary["seconds"] == pytest.approx(
+            sum(works) / 1e9, rel=0.01
+        )
     of_graph = [p.work for p in sim.intervals() if p.pid == graph["pid"] and p.last]
     assert of_graph == of_graph[:4] * 20
 
 
 def test_a_clock_of_bursts_does_not_drift(sim: Simulator, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    work(sim, "--period", "0.1", "--duty", "20", "--length", "0.75", "--iters", "1000", "--log", str(log))
+    work(
+        sim,
+        "--period",
+        "0.1",
+        "--duty",
+        "20",
+        "--length",
+        "0.75",
+        "--iters",
+        "1000",
+        "--log",
+        str(log),
+    )
     start = lines_of(log, "started_ns")[0]["started_ns"]
     bursts = lines_of(log, "burst")
     offsets = [burst["start_ns"] - start - i * 100_000_000 for i, burst in enumerate(bursts)]
     assert 4 <= len(bursts) <= 8 and all(offset >= 0 for offset in offsets)
-    assert min(offsets[3:]) < 20_000_000  # a stall delays one burst, a drift would delay all later ones
+    # a stall delays one burst, a drift would delay all later ones
+    assert min(offsets[3:]) < 20_000_000
 
 
 def test_several_processes_are_several_summaries(sim: Simulator) -> None:
@@ -224,7 +256,9 @@ def test_wrong_options(sim: Simulator, words: tuple[str, ...], says: str) -> Non
 def test_no_card_is_a_sentence(sim: Simulator) -> None:
     assert "cuInit says CUDA_ERROR_NO_DEVICE" in work(sim, status=3, CUDA_VISIBLE_DEVICES="").stderr
     assert "this process sees 1 card, numbered" in work(sim, "--device", "3", status=3).stderr
-    bare = subprocess.run([BINARY], env={"PATH": "/bin"}, capture_output=True, text=True, check=False)
+    bare = subprocess.run(
+        [BINARY], env={"PATH": "/bin"}, capture_output=True, text=True, check=False
+    )
     assert bare.returncode == 3 and "no " in bare.stderr
 
 
@@ -259,6 +293,8 @@ def test_copies_go_beside_the_kernels_both_ways(sim: Simulator) -> None:
     sim.stop()
     pieces = [p for p in sim.intervals() if p.pid == summary["pid"]]
     copies = {engine: [p for p in pieces if p.engine == engine] for engine in ("htod", "dtoh")}
-    assert all(len(found) == 8 and {p.work for p in found} == {8 * MIB} for found in copies.values())
+    assert all(
+        len(found) == 8 and {p.work for p in found} == {8 * MIB} for found in copies.values()
+    )
     kernels = [p for p in pieces if p.engine == "compute"]
     assert any(k.t_start < c.t_end and c.t_start < k.t_end for k in kernels for c in copies["htod"])

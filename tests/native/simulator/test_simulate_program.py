@@ -21,12 +21,18 @@ def run(text: str) -> subprocess.CompletedProcess[str]:
 
 def random_tenant(rng: random.Random) -> str:
     load = rng.randint(0, 2)
-    kernels = [rng.choice([1 * US, 100 * US, MS, 10 * MS, 500 * MS]) for _ in range(rng.randint(1, 3))]
+    kernels = [
+        rng.choice([1 * US, 100 * US, MS, 10 * MS, 500 * MS]) for _ in range(rng.randint(1, 3))
+    ]
     stops = [300 * MS, 700 * MS, 900 * MS, 1400 * MS] if rng.random() < 0.3 else []
     numbers = [0, rng.randint(1, 2), rng.randint(1, 100), rng.randint(1, 4)]
     numbers += [rng.choice([0, 200 * MS]), rng.choice([10**15, 900 * MS])]
     numbers += [load, rng.choice([MS, 50 * MS, 400 * MS]) if load else 0, rng.randint(1, 300)]
-    numbers += [rng.choice([0, 0, 50 * US, 3 * MS]), int(rng.random() < 0.1), rng.choice([0, 0, 0, 1, 2])]
+    numbers += [
+        rng.choice([0, 0, 50 * US, 3 * MS]),
+        int(rng.random() < 0.1),
+        rng.choice([0, 0, 0, 1, 2]),
+    ]
     numbers += [len(kernels), *kernels, len(stops) // 2, *stops]
     return "tenant " + " ".join(map(str, numbers))
 
@@ -50,7 +56,10 @@ def test_any_trace_ends_and_adds_up(seed: int) -> None:
         assert t["busy_ns"] + waited <= t["present_ns"] + 1
 
 
-GOOD = "world 1 1000000 60 1 1\ncard 3 3 0 2000000 500000 0 1000000 0 0 1024\ntenant 0 2 50 1 0 9 0 0 1 0 0 0 1 1000 0"
+GOOD = (
+    "world 1 1000000 60 1 1\ncard 3 3 0 2000000 500000 0 1000000 0 0 1024\ntenant 0 2 50 1 0 9 "
+    "0 0 1 0 0 0 1 1000 0"
+)
 
 
 def test_the_smallest_trace() -> None:

@@ -15,7 +15,9 @@ import pytest
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="the hook is root's: its socket must belong to root"),
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="the hook is root's: its socket must belong to root"
+    ),
 ]
 
 BUILD = Path(__file__).parents[3] / "build"
@@ -84,12 +86,23 @@ def daemon(run_dir: Path) -> Iterator[Callable[[Callable[[bytes], bytes | None]]
 
 
 def hook(
-    kind: str, run_dir: Path | str, env: dict[str, str], *more: str, deadline: int = 2000, proven: bool = True
+    kind: str,
+    run_dir: Path | str,
+    env: dict[str, str],
+    *more: str,
+    deadline: int = 2000,
+    proven: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """One run of the client; before a Prolog with the plugin's job prolog, as slurmd has it run."""
     command = [str(HOOK), kind, "--run-dir", str(run_dir), "--deadline-ms", str(deadline), *more]
     if kind == "prolog" and proven:
-        stage = [str(BUILD / "test/spank_stage"), str(BUILD / "lib/qgpu_spank.so"), "prolog", "1", "0"]
+        stage = [
+            str(BUILD / "test/spank_stage"),
+            str(BUILD / "lib/qgpu_spank.so"),
+            "prolog",
+            "1",
+            "0",
+        ]
         command = [*stage, f"run_dir={run_dir}", "--", *command]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
 
@@ -114,7 +127,11 @@ def test_prolog_passes_the_whitelisted_environment_and_takes_the_answer(run_dir,
 
 
 # Behind its first word a comment is the user's own, whom no node must be drained for.
-ORDINARY = ("my simulation", "my run about qgpu/1 whole", "x; qgpu/1 class=online share=30 mem=12288")
+ORDINARY = (
+    "my simulation",
+    "my run about qgpu/1 whole",
+    "x; qgpu/1 class=online share=30 mem=12288",
+)
 
 
 @pytest.mark.parametrize("comment", [*ORDINARY, "qgpu/1 node", "qgpu/1 node; mine"])
@@ -203,7 +220,8 @@ def test_daemon_that_restarts_meanwhile_is_asked_again(run_dir, daemon):
 
 
 @pytest.mark.parametrize(
-    "answer", [b"hello", b"qgpu-hook/2 0\0", b"qgpu-hook/1 -1\0x", b"qgpu-hook/1 \0x", b"qgpu-hook/1 999\0x"]
+    "answer",
+    [b"hello", b"qgpu-hook/2 0\0", b"qgpu-hook/1 -1\0x", b"qgpu-hook/1 \0x", b"qgpu-hook/1 999\0x"],
 )
 def test_answer_in_another_language_is_a_broken_node(run_dir, daemon, answer):
     daemon(lambda _: answer)
@@ -312,7 +330,9 @@ def test_symbolic_link_to_run_dir_is_not_followed(tmp_path, run_dir, daemon):
     ],
     ids=["prolog", "epilog", "epilog-broken", "epilog-hung", "epilog-alone"],
 )
-def test_no_command_of_slurm_is_called_but_on_a_broken_node(tmp_path, run_dir, daemon, kind, answer, listens):
+def test_no_command_of_slurm_is_called_but_on_a_broken_node(
+    tmp_path, run_dir, daemon, kind, answer, listens
+):
     if listens:
         daemon(lambda _: answer)
     scontrol, log = fake_scontrol(tmp_path)
@@ -328,7 +348,9 @@ def test_a_daemon_whose_queue_is_full_is_not_waited_for_beyond_the_deadline(run_
         with contextlib.ExitStack() as full:
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    client = full.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                    client = full.enter_context(
+                        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    )
                     client.setblocking(False)
                     client.connect(str(run_dir / "hook.sock"))
             began = time.monotonic()

@@ -12,7 +12,10 @@ from test_hook_client import CARD_JOB, Daemon, daemon, fake_scontrol, hook, run_
 
 __all__ = ["daemon", "run_dir"]
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.geteuid() != 0, reason="the hook is root's")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the hook is root's"),
+]
 UNTAGGED = CARD_JOB | {"SLURM_JOB_COMMENT": "my own words", "SLURM_CONF": "/etc/slurm/own.conf"}
 
 
@@ -29,15 +32,23 @@ def fake_squeue(tmp_path: Path, body: str) -> Path:
 def ask(
     tmp_path: Path, run_dir: Path, daemon: Callable[..., Daemon]
 ) -> Callable[[dict[str, str], str], tuple[str | None, str]]:
-    """Run a Prolog with that squeue; what qgpud was told of the job's cards, and how squeue was called."""
+    """Run a Prolog with that squeue; what qgpud was told of the job's cards, and how squeue was
+    called.
+    """
     scontrol, _ = fake_scontrol(tmp_path)
     server = daemon(lambda _: b"qgpu-hook/1 0\0")
 
     def run(env: dict[str, str], body: str) -> tuple[str | None, str]:
         log = fake_squeue(tmp_path, body)
         assert hook("prolog", run_dir, env, "--scontrol", str(scontrol)).returncode == 0
-        told = [part for part in server.questions[-1].split(b"\0") if part.startswith(b"QGPU_ALLOCATED=")]
-        return told[0].decode().partition("=")[2] if told else None, log.read_text() if log.exists() else ""
+        told = [
+            part
+            for part in server.questions[-1].split(b"\0")
+            if part.startswith(b"QGPU_ALLOCATED=")
+        ]
+        return told[0].decode().partition("=")[
+            2
+        ] if told else None, log.read_text() if log.exists() else ""
 
     return run
 
@@ -79,12 +90,15 @@ def test_the_line_of_this_job_counts(ask, text, told):
 
 def test_the_leader_of_a_large_array_is_found_among_its_tasks(ask):
     lines = (
-        'for n in $(seq 2000); do printf "%-20s%-1000s\\n" "5$n" gres/shard=30; done; echo "4711 gres/gpu=1"'
+        'for n in $(seq 2000); do printf "%-20s%-1000s\\n" "5$n" gres/shard=30; done; echo '
+        '"4711 gres/gpu=1"'
     )
     assert ask(UNTAGGED, lines)[0] == "gres/gpu=1"
 
 
-@pytest.mark.parametrize("body", ["echo 4711 gres/gpu=1; exit 1", "kill -9 $$", "yes | head -c 200000"])
+@pytest.mark.parametrize(
+    "body", ["echo 4711 gres/gpu=1; exit 1", "kill -9 $$", "yes | head -c 200000"]
+)
 def test_a_squeue_that_fails_tells_nothing(ask, body):
     assert ask(UNTAGGED, body)[0] == "?"
 

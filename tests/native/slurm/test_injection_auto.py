@@ -41,7 +41,9 @@ def again(chain: Chain, *within: str) -> None:
     """What the unit does: probe, then start qgpud anew."""
     command = [*within, os.sys.executable, "-m", "enforcer.daemon.main", "--node", "n1"]
     env = os.environ | {"QGPU_SIM_DIR": f"{chain.directory}/sim"}
-    subprocess.run([*command, "--config", str(chain.config), "--probe-injection"], env=env, check=True)
+    subprocess.run(
+        [*command, "--config", str(chain.config), "--probe-injection"], env=env, check=True
+    )
     chain.qgpud.terminate()
     chain.qgpud.wait(10)
     (chain.directory / "qgpud.log").unlink()
@@ -88,7 +90,10 @@ CANNOT = {
         ' mount -o remount,bind,ro /etc; "$@"; umount /etc; rm -rf $T',
         "/etc/ld.so.preload cannot be made",
     ),
-    "no right to mount": ('setpriv --bounding-set -sys_admin "$@"', "no mount namespace of its own"),
+    "no right to mount": (
+        'setpriv --bounding-set -sys_admin "$@"',
+        "no mount namespace of its own",
+    ),
 }
 
 
@@ -110,7 +115,14 @@ def test_a_program_that_is_not_installed_is_a_reason(chain: Chain) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}", b"[]", b'{"mode": "none", "why": ""}', b'{"mode": "mount", "why": 3}', b"\xff\xfe"],
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"mode": "none", "why": ""}',
+        b'{"mode": "mount", "why": 3}',
+        b"\xff\xfe",
+    ],
 )
 def test_a_file_that_qgpud_did_not_write_is_not_believed(chain: Chain, content: bytes) -> None:
     config = load_config(str(chain.config))

@@ -1,4 +1,6 @@
-"""Class and count in one number, as slurmctld's plugin packs and the node's unpacks it: gres/native/pack.c alone."""
+"""Class and count in one number, as slurmctld's plugin packs and the node's unpacks it:
+gres/native/pack.c alone.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_a_number_of_another_plugin_is_refused(pack: ctypes.CDLL, number: int) -
 
 
 def test_plain_counts_are_no_packed_ones(pack: ctypes.CDLL) -> None:
-    """What a slurmctld without the plugin would send: small numbers, and Slurm's marks for none and infinite."""
+    """What a slurmctld without the plugin would send: small numbers, and Slurm's marks for none
+    and infinite.
+    """
     for number in (0, 1, 100, 85899345920, 2**64 - 1, 2**64 - 2, 2**64 - 3):
         assert unpack(pack, number) is None
 

@@ -1,4 +1,6 @@
-"""The proof that Slurm loads our SPANK plugin: the plugin leaves it, the hook of the same start takes it, once."""
+"""The proof that Slurm loads our SPANK plugin: the plugin leaves it, the hook of the same start
+takes it, once.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ from test_hook_client import BUILD, CARD_JOB, Daemon, daemon, fake_scontrol, hoo
 
 __all__ = ["daemon", "run_dir"]
 
-pytestmark = [pytest.mark.native, pytest.mark.skipif(os.geteuid() != 0, reason="the hook is root's")]
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the hook is root's"),
+]
 YES = b"qgpu-hook/1 0\0"
 
 
 def leave(run_dir: Path, env: dict[str, str], plugin_run_dir: Path | None = None) -> None:
     """The plugin's job prolog alone."""
     stage = [str(BUILD / "test/spank_stage"), str(BUILD / "lib/qgpu_spank.so"), "prolog", "1", "0"]
-    subprocess.run([*stage, f"run_dir={plugin_run_dir or run_dir}", "--", "/bin/true"], env=env, check=True)
+    subprocess.run(
+        [*stage, f"run_dir={plugin_run_dir or run_dir}", "--", "/bin/true"], env=env, check=True
+    )
 
 
 def prolog(run_dir: Path, env: dict[str, str], *more: str) -> subprocess.CompletedProcess[str]:
@@ -49,12 +56,19 @@ def test_without_a_proof_the_node_is_drained_with_what_to_do(
     done = prolog(run_dir, CARD_JOB, "--scontrol", str(scontrol))
     assert done.returncode == 1 and asked.questions == []
     (reason,) = [line for line in log.read_text().splitlines() if line.startswith("Reason=")]
-    for part in ("SPANK plugin for job 4711", "plugstack.conf", "restart slurmd", "nodename=n1 state=resume"):
+    for part in (
+        "SPANK plugin for job 4711",
+        "plugstack.conf",
+        "restart slurmd",
+        "nodename=n1 state=resume",
+    ):
         assert part in reason and part in done.stderr
     assert "SPANK plugin" in (run_dir / "last-failure").read_text()
 
 
-@pytest.mark.parametrize("gpus, comment", [("", ""), ("", "qgpu/1 node"), ("", "about qgpu/1 whole")])
+@pytest.mark.parametrize(
+    "gpus, comment", [("", ""), ("", "qgpu/1 node"), ("", "about qgpu/1 whole")]
+)
 def test_a_job_without_a_card_needs_and_leaves_none(run_dir: Path, gpus: str, comment: str) -> None:
     env = CARD_JOB | {"SLURM_JOB_GPUS": gpus, "SLURM_JOB_COMMENT": comment}
     leave(run_dir, env)
@@ -63,7 +77,8 @@ def test_a_job_without_a_card_needs_and_leaves_none(run_dir: Path, gpus: str, co
 
 
 @pytest.mark.parametrize(
-    "change", [{"SLURM_JOB_RESTART_COUNT": "1"}, {"SLURM_JOB_RESTART_COUNT": "12"}, {"SLURM_JOB_ID": "4712"}]
+    "change",
+    [{"SLURM_JOB_RESTART_COUNT": "1"}, {"SLURM_JOB_RESTART_COUNT": "12"}, {"SLURM_JOB_ID": "4712"}],
 )
 def test_the_proof_of_another_start_proves_nothing(
     run_dir: Path, asked: Daemon, change: dict[str, str]
@@ -118,7 +133,9 @@ def test_the_epilog_removes_what_a_prolog_did_not_take(run_dir: Path, asked: Dae
     assert not (run_dir / "spank/4711").exists()
 
 
-def test_a_plugin_with_another_run_dir_proves_nothing(tmp_path: Path, run_dir: Path, asked: Daemon) -> None:
+def test_a_plugin_with_another_run_dir_proves_nothing(
+    tmp_path: Path, run_dir: Path, asked: Daemon
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     leave(run_dir, CARD_JOB, other)

@@ -1,7 +1,8 @@
-"""Which way of injection stops which escape, tried one by one in a task that slurmstepd's stand-in starts.
+"""Which way of injection stops which escape, tried one by one in a task that slurmstepd's stand-in
+starts.
 
-SECURITY.md has the same table. A driver with the names that an installation has lies in a directory of its own,
-which LD_LIBRARY_PATH names, as the node's cache of ld.so would.
+SECURITY.md has the same table. A driver with the names that an installation has lies in a directory
+of its own, which LD_LIBRARY_PATH names, as the node's cache of ld.so would.
 """
 
 from __future__ import annotations
@@ -54,9 +55,19 @@ class Site:
 
     def task(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a command as a task of job 7."""
-        words = [str(STAGE), str(PLUGIN), "remote", "7", str(USER), f"run_dir={self.root}/run", "--"]
+        words = [
+            str(STAGE),
+            str(PLUGIN),
+            "remote",
+            "7",
+            str(USER),
+            f"run_dir={self.root}/run",
+            "--",
+        ]
         own = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(self.driver), "HERE": str(self.root)}
-        return subprocess.run([*words, *command], env=own | env, capture_output=True, text=True, timeout=30)
+        return subprocess.run(
+            [*words, *command], env=own | env, capture_output=True, text=True, timeout=30
+        )
 
     def shell(self, script: str) -> str:
         """Output of a script in a task."""
@@ -98,14 +109,19 @@ ESCAPES = {
     "unset LD_PRELOAD": ("unset LD_PRELOAD; $HERE/escape open libcuda.so.1", "driver", "shim"),
     "env -i": (f"{CLEAN} $HERE/escape open libcuda.so.1", "driver", "shim"),
     "set-user-id program": ("$HERE/setuid open $HERE/driver/libcuda.so.1", "driver", "shim"),
-    "copy found by name": ("LD_LIBRARY_PATH=$HERE/copy $HERE/escape open libcuda.so.1", "shim", "shim"),
+    "copy found by name": (
+        "LD_LIBRARY_PATH=$HERE/copy $HERE/escape open libcuda.so.1",
+        "shim",
+        "shim",
+    ),
     "env -i, copy by name": (
         "env -i LD_LIBRARY_PATH=$HERE/copy $HERE/escape open libcuda.so.1",
         "driver",
         "shim",
     ),
     "umount in a user namespace": (
-        "unshare -Urm sh -c 'umount -l $HERE/driver/libcuda.so.580.1 /etc/ld.so.preload /run/qgpu-task;"
+        "unshare -Urm sh -c 'umount -l $HERE/driver/libcuda.so.580.1 /etc/ld.so.preload "
+        "/run/qgpu-task;"
         f" {CLEAN} $HERE/escape open libcuda.so.1' 2>/dev/null",
         "driver",
         "shim",
@@ -113,7 +129,8 @@ ESCAPES = {
     "bind of the directory in a user namespace": (
         "unshare -Urm sh -c 'mkdir -p /tmp/qgpu-under; mount --bind $HERE/driver $HERE/copy;"
         f" {CLEAN} $HERE/escape open $HERE/copy/libcuda.so.580.1 ||"
-        " { mount --rbind $HERE/driver $HERE/copy; $HERE/escape open $HERE/copy/libcuda.so.580.1; }' 2>/dev/null",
+        " { mount --rbind $HERE/driver $HERE/copy; $HERE/escape open $HERE/copy/libcuda.so.580.1; "
+        "}' 2>/dev/null",
         "driver",
         "shim",
     ),
@@ -149,7 +166,9 @@ print(ours, *sorted({os.stat(path).st_ino for path in maps}))
 
 @pytest.mark.parametrize("injection", ["preload", "mount"])
 def test_a_forward_compatible_library_runs_below_the_shim(site: Site, injection: Injection) -> None:
-    """Root's cuda-compat in LD_LIBRARY_PATH: by its name in both ways, by its path where it is mounted over as well."""
+    """Root's cuda-compat in LD_LIBRARY_PATH: by its name in both ways, by its path where it is
+    mounted over as well.
+    """
     compat = site.root / "cuda-12.9/compat"
     compat.mkdir(parents=True, mode=0o755)
     compat.parent.chmod(0o755)
@@ -172,7 +191,9 @@ def test_a_forward_compatible_library_runs_below_the_shim(site: Site, injection:
 def test_a_users_own_copy_is_not_touched_by_root(site: Site) -> None:
     os.chown(site.root / "copy" / NAMES[0], USER, USER)
     site.grant("mount")
-    done = site.task("/bin/cat", "/proc/self/mountinfo", LD_LIBRARY_PATH=f"{site.root}/copy:{site.driver}")
+    done = site.task(
+        "/bin/cat", "/proc/self/mountinfo", LD_LIBRARY_PATH=f"{site.root}/copy:{site.driver}"
+    )
     assert f"{site.root}/copy" not in done.stdout
 
 
@@ -184,15 +205,21 @@ def test_what_is_mounted_over_and_what_the_shim_finds(site: Site) -> None:
     assert inodes == inodes[:1] + inodes[1:2] + inodes[:1] * 3 + inodes[1:2] * 3
     real = site.shell("cd /run/qgpu-task/real; cmp libcuda.so.1 $HERE/copy/libcuda.so.1; ls")
     assert real.split() == list(NAMES)
-    page = unpack_grant(bytes.fromhex(site.shell("od -An -v -tx1 /run/qgpu-task/grant | tr -d ' \\n'")))
+    page = unpack_grant(
+        bytes.fromhex(site.shell("od -An -v -tx1 /run/qgpu-task/grant | tr -d ' \\n'"))
+    )
     assert (page.driver_path, page.job_id) == (b"/run/qgpu-task/real/libcuda.so.1", 7)
-    assert site.shell("head -2 /etc/ld.so.preload").split() == [f"{site.root}/shim/{name}" for name in NAMES]
+    assert site.shell("head -2 /etc/ld.so.preload").split() == [
+        f"{site.root}/shim/{name}" for name in NAMES
+    ]
     assert site.shell("echo $QGPU_GRANT $LD_PRELOAD") == "/run/qgpu-task/grant"
 
 
 def test_the_sealed_copy_says_the_same_as_the_file(site: Site) -> None:
     site.grant("mount")
-    assert site.shell("cmp /proc/self/fd/$QGPU_GRANT_FD /run/qgpu-task/grant && echo same") == "same"
+    assert (
+        site.shell("cmp /proc/self/fd/$QGPU_GRANT_FD /run/qgpu-task/grant && echo same") == "same"
+    )
 
 
 def test_the_user_cannot_change_what_was_mounted(site: Site) -> None:
@@ -201,7 +228,10 @@ def test_the_user_cannot_change_what_was_mounted(site: Site) -> None:
     places = "$HERE/driver/libcuda.so.1 /run/qgpu-task /run/qgpu-task/grant /etc/ld.so.preload"
     for attempt in tries:
         for place in places.split():
-            assert site.shell(f"{attempt} {place} 2>/dev/null && echo done || echo refused") == "refused"
+            assert (
+                site.shell(f"{attempt} {place} 2>/dev/null && echo done || echo refused")
+                == "refused"
+            )
 
 
 def test_nothing_stays_mounted_and_no_other_process_sees_it(site: Site) -> None:
@@ -219,10 +249,21 @@ def test_what_the_node_preloads_is_kept(site: Site, tmp_path: Path) -> None:
     site.grant("mount")
     own = tmp_path / "preload"
     own.write_text("/usr/lib/x86_64-linux-gnu/libdl.so.2\n")
-    words = ["unshare", "-m", "sh", "-c", f'mount --bind {own} /etc/ld.so.preload && exec "$@"', "sh"]
+    words = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        f'mount --bind {own} /etc/ld.so.preload && exec "$@"',
+        "sh",
+    ]
     words += [str(STAGE), str(PLUGIN), "remote", "7", str(USER), f"run_dir={site.root}/run", "--"]
-    done = subprocess.run([*words, "/bin/cat", "/etc/ld.so.preload"], capture_output=True, text=True)
-    assert done.stdout.split() == [f"{site.root}/shim/{n}" for n in NAMES] + [own.read_text().strip()]
+    done = subprocess.run(
+        [*words, "/bin/cat", "/etc/ld.so.preload"], capture_output=True, text=True
+    )
+    assert done.stdout.split() == [f"{site.root}/shim/{n}" for n in NAMES] + [
+        own.read_text().strip()
+    ]
 
 
 def test_users_own_preloads_stay_and_inherited_ones_of_ours_go(site: Site) -> None:
@@ -246,7 +287,11 @@ def test_a_task_that_cannot_be_covered_does_not_start(site: Site, broken: str, w
 
 @pytest.mark.parametrize("state", ["whole", "refused", "none"])
 def test_jobs_that_are_not_governed_get_no_mounts(site: Site, state: str) -> None:
-    path = site.grant("mount", state=state, job_class=None, message="no", **{}) if state != "none" else None
+    path = (
+        site.grant("mount", state=state, job_class=None, message="no", **{})
+        if state != "none"
+        else None
+    )
     done = site.task("/bin/cat", "/proc/self/mountinfo")
     assert str(TASK) not in done.stdout
     assert done.returncode == (1 if state == "refused" else 0), path
@@ -262,11 +307,15 @@ def test_unknown_injection_is_another_release(site: Site) -> None:
     assert "way of injection is unknown" in done.stderr
 
 
-def test_libraries_that_only_the_cache_of_ld_so_knows_are_covered(site: Site, tmp_path: Path) -> None:
+def test_libraries_that_only_the_cache_of_ld_so_knows_are_covered(
+    site: Site, tmp_path: Path
+) -> None:
     site.grant("mount")
     conf, own = tmp_path / "conf", tmp_path / "cache"
     conf.write_text(f"{site.root}/copy\n")
-    subprocess.run(["/sbin/ldconfig", "-X", "-C", str(own), "-f", str(conf)], check=True, capture_output=True)
+    subprocess.run(
+        ["/sbin/ldconfig", "-X", "-C", str(own), "-f", str(conf)], check=True, capture_output=True
+    )
     own.chmod(0o644)
     words = ["unshare", "-m", "sh", "-c", f'mount --bind {own} /etc/ld.so.cache && exec "$@"', "sh"]
     words += [str(STAGE), str(PLUGIN), "remote", "7", str(USER), f"run_dir={site.root}/run", "--"]
@@ -301,7 +350,10 @@ def test_a_damaged_cache_of_ld_so_does_no_harm(site: Site, tmp_path: Path, conte
     words += [str(STAGE), str(PLUGIN), "remote", "7", str(USER), f"run_dir={site.root}/run", "--"]
     env = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(site.driver)}
     done = subprocess.run(
-        [*words, f"{site.root}/escape", "open", "libcuda.so"], env=env, capture_output=True, text=True
+        [*words, f"{site.root}/escape", "open", "libcuda.so"],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert (done.stdout, done.returncode) == ("shim\n", 0), done.stderr
 
@@ -320,7 +372,9 @@ def test_a_driver_that_root_replaces_under_a_job_is_uncovered_there(site: Site) 
         "/bin/sh",
         "-c",
     ]
-    script = "echo go; read x; for n in $HERE/driver/ ''; do env -i LD_LIBRARY_PATH=$LD_LIBRARY_PATH"
+    script = (
+        "echo go; read x; for n in $HERE/driver/ ''; do env -i LD_LIBRARY_PATH=$LD_LIBRARY_PATH"
+    )
     script += " $HERE/escape open ${n}libcuda.so.1; done"
     env = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(site.driver), "HERE": str(site.root)}
     pipe = subprocess.PIPE

@@ -1,4 +1,6 @@
-"""The SPANK plugin in a stage that plays slurmstepd: real hooks, a real change of user, a real exec."""
+"""The SPANK plugin in a stage that plays slurmstepd: real hooks, a real change of user, a real
+exec.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,13 @@ def active(**changes: object) -> Grant:
 
 def refused() -> Grant:
     return Grant(
-        7, USER, USER, "n1", "refused", created_ns=1, message="job 7 asked for too much: use qgpu:30."
+        7,
+        USER,
+        USER,
+        "n1",
+        "refused",
+        created_ns=1,
+        message="job 7 asked for too much: use qgpu:30.",
     )
 
 
@@ -89,18 +97,36 @@ def put(run_dir: Path, data: bytes, job: int = 7) -> Path:
 
 
 def stage(
-    run_dir: Path, *command: str, env: dict[str, str] | None = None, context: str = "remote", job: int = 7
+    run_dir: Path,
+    *command: str,
+    env: dict[str, str] | None = None,
+    context: str = "remote",
+    job: int = 7,
 ):
-    # The shim is not loaded into the probe: the shell moves LD_PRELOAD out of the way and passes what it saw.
+    # The shim is not loaded into the probe: the shell moves LD_PRELOAD out of the way and passes
+    # what it saw.
     probe = [
         "/bin/sh",
         "-c",
         'L=$LD_PRELOAD; unset LD_PRELOAD; LD_PRELOAD_SEEN=$L exec /usr/bin/python3 -c "$P"',
     ]
     full = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "P": PROBE} | (env or {})
-    arguments = [str(STAGE), str(PLUGIN), context, str(job), str(USER), f"run_dir={run_dir.parent}/%n", "--"]
+    arguments = [
+        str(STAGE),
+        str(PLUGIN),
+        context,
+        str(job),
+        str(USER),
+        f"run_dir={run_dir.parent}/%n",
+        "--",
+    ]
     done = subprocess.run(
-        [*arguments, *(command or probe)], env=full, capture_output=True, text=True, timeout=30, cwd="/"
+        [*arguments, *(command or probe)],
+        env=full,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd="/",
     )
     done.seen = json.loads(done.stdout) if done.stdout.startswith("{") else None  # type: ignore[attr-defined]
     # ld.so says that the shim of this test does not exist; that is not the plugin's word.
@@ -127,7 +153,8 @@ def test_active_grant_reaches_the_task_sealed_and_owned_by_root(run_dir):
 
 
 MIG = tuple(
-    GrantCard(f"MIG-00000000-0000-0000-0000-00000000000{n}", 0, n, 30, 4 << 30, 20 << 30) for n in (1, 2)
+    GrantCard(f"MIG-00000000-0000-0000-0000-00000000000{n}", 0, n, 30, 4 << 30, 20 << 30)
+    for n in (1, 2)
 )
 
 
@@ -141,7 +168,9 @@ MIG = tuple(
     ],
 )
 def test_a_mig_instance_is_named_by_its_uuid(run_dir, changes, told):
-    """Slurm's index would mean a card to CUDA; one card, or several instances, stay as Slurm said."""
+    """Slurm's index would mean a card to CUDA; one card, or several instances, stay as Slurm
+    said.
+    """
     put(run_dir, pack_grant(active(**changes)))
     done = stage(run_dir, env={"CUDA_VISIBLE_DEVICES": "0"})
     assert done.seen["CUDA_VISIBLE_DEVICES"] == told
@@ -159,7 +188,8 @@ def test_a_mig_instance_is_named_by_its_uuid(run_dir, changes, told):
 )
 def test_users_preloads_are_kept_behind_the_shim(run_dir, before, after):
     put(run_dir, pack_grant(active()))
-    # The stage itself must not load them: it gets the variable through env(1) only in the job's environment.
+    # The stage itself must not load them: it gets the variable through env(1) only in the job's
+    # environment.
     done = stage(run_dir, env={"LD_PRELOAD": before.format(shim=SHIM)})
     assert done.seen["LD_PRELOAD_SEEN"] == after.format(shim=SHIM)
 
@@ -196,7 +226,8 @@ def test_nvml_of_the_job_comes_with_the_shim_where_it_is_installed(run_dir, lib)
         assert stage(run_dir, env={"LD_PRELOAD": before}).seen["LD_PRELOAD_SEEN"] == after
     nvml.unlink()
     assert (
-        stage(run_dir, env={"LD_PRELOAD": f"{nvml}:/opt/a.so"}).seen["LD_PRELOAD_SEEN"] == f"{shim}:/opt/a.so"
+        stage(run_dir, env={"LD_PRELOAD": f"{nvml}:/opt/a.so"}).seen["LD_PRELOAD_SEEN"]
+        == f"{shim}:/opt/a.so"
     )
     (run_dir / "grants/7.grant").unlink()
     inherited = {"QGPU_GRANT_FD": "100", "LD_PRELOAD": f"{shim}:{nvml}:/opt/a.so"}
@@ -223,11 +254,16 @@ def test_job_without_grant_is_left_alone(run_dir):
 
 
 def test_a_job_that_comes_again_without_a_prolog_does_not_start(run_dir):
-    """Its owner requeued it and took the delay away: slurmd skips the Prolog, so there is no new grant."""
+    """Its owner requeued it and took the delay away: slurmd skips the Prolog, so there is no new
+    grant.
+    """
     (run_dir / "grants/7.over").touch()
     done = stage(run_dir, "/bin/sh", "-c", "echo started")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "qgpu: job 7 does not run without its limits: its grant on this node has ended" in done.stderr
+    assert (
+        "qgpu: job 7 does not run without its limits: its grant on this node has ended"
+        in done.stderr
+    )
 
 
 def test_job_submitted_from_inside_a_governed_one_does_not_inherit_its_grant(run_dir):
@@ -257,7 +293,16 @@ def test_node_name_comes_from_slurmstepd_and_not_from_the_job(run_dir):
 
 def test_unknown_plugstack_word_is_logged_and_the_rest_works(run_dir):
     put(run_dir, pack_grant(active()))
-    arguments = [str(STAGE), str(PLUGIN), "remote", "7", str(USER), f"run_dir={run_dir}", "rundir=/x", "--"]
+    arguments = [
+        str(STAGE),
+        str(PLUGIN),
+        "remote",
+        "7",
+        str(USER),
+        f"run_dir={run_dir}",
+        "rundir=/x",
+        "--",
+    ]
     done = subprocess.run([*arguments, "/usr/bin/env"], capture_output=True, text=True, env={})
     assert "'rundir=/x' is not known" in done.stderr
     assert "QGPU_GRANT_FD=" in done.stdout
@@ -269,4 +314,6 @@ def test_only_slurms_symbols_are_exported():
     )
     names = {line.split()[-1] for line in listing.stdout.splitlines()}
     assert {"plugin_name", "plugin_type", "plugin_version", "spank_plugin_version"} <= names
-    assert all(name.startswith(("plugin_", "slurm_spank_", "spank_plugin_version")) for name in names)
+    assert all(
+        name.startswith(("plugin_", "slurm_spank_", "spank_plugin_version")) for name in names
+    )

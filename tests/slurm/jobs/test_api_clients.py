@@ -1,4 +1,6 @@
-"""Clients of Slurm's C interface, which no cli_filter and no SPANK plugin ever sees: they gain nothing by that."""
+"""Clients of Slurm's C interface, which no cli_filter and no SPANK plugin ever sees: they gain
+nothing by that.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def test_a_share_is_rewritten_and_a_forged_tag_does_not_count(live: Live, client
     job = int(submit(live, client, "qgpu:30,qgpu_mem:4G", FORGED, FORGED, "offline"))
     live.until(lambda: job in live.grants(), 20, "its grant")
     grant = live.grants()[job]
-    assert (grant.job_class, grant.cards[0].share, grant.cards[0].mem_cap) == ("offline", 30, 4 << 30)
+    assert (grant.job_class, grant.cards[0].share, grant.cards[0].mem_cap) == (
+        "offline",
+        30,
+        4 << 30,
+    )
     assert live.tag(job) == "qgpu/1 class=offline share=30 mem=4096"
     assert "79872" not in live.run("scontrol", "show", "job", str(job)).stdout
     live.cancel(job)

@@ -1,4 +1,6 @@
-"""What slurmctld holds of an accepted request: the rewrite and the tag, also after a change of the job."""
+"""What slurmctld holds of an accepted request: the rewrite and the tag, also after a change of
+the job.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def held(live: Live, *options: str) -> int:
     return live.submit("true", "-H", *options)
 
 
-@pytest.mark.parametrize("case", CASES["accepted"], ids=lambda case: f"{case['qos']} {case['args']}")
+@pytest.mark.parametrize(
+    "case", CASES["accepted"], ids=lambda case: f"{case['qos']} {case['args']}"
+)
 def test_rewrite_and_tag(live: Live, case: dict[str, Any]) -> None:
     if live.dialect.before(case.get("since", "")):
         pytest.skip("refused by this version")
@@ -38,7 +42,15 @@ def test_rewrite_and_tag(live: Live, case: dict[str, Any]) -> None:
 def test_sbatch_lines_environment_and_arrays(live: Live) -> None:
     script = "#!/bin/bash\n#SBATCH -H --gres=qgpu:30 --qos=online\ntrue\n"
     by_line = live.run("sbatch", "--parsable", user="alice", input=script).stdout.strip()
-    words = ["env", "SBATCH_GRES=qgpu:30", "sbatch", "-H", "--parsable", "--qos=online", "--wrap=true"]
+    words = [
+        "env",
+        "SBATCH_GRES=qgpu:30",
+        "sbatch",
+        "-H",
+        "--parsable",
+        "--qos=online",
+        "--wrap=true",
+    ]
     by_env = live.ask(*words, user="alice")
     array = held(live, "--gres=qgpu:30", "--qos=online", "--array=1-3")
     for job in (int(by_line), int(by_env), array):
@@ -53,10 +65,14 @@ def update(live: Live, job: int, *changes: str, user: str | None = "alice") -> s
 
 
 def refused(live: Live, job: int, change: str, says: str) -> None:
-    """The change is refused: in Slurm's words, and in ours where this Slurm passes them on, else in its log."""
+    """The change is refused: in Slurm's words, and in ours where this Slurm passes them on, else
+    in its log.
+    """
     told = update(live, job, change)
     assert "Invalid generic resource" in told
-    assert says in (told if live.dialect.user_told else live.sandbox.layout.log("slurmctld").read_text())
+    assert says in (
+        told if live.dialect.user_told else live.sandbox.layout.log("slurmctld").read_text()
+    )
 
 
 def test_a_waiting_job_is_judged_again(live: Live) -> None:
@@ -69,11 +85,18 @@ def test_a_waiting_job_is_judged_again(live: Live) -> None:
     assert (live.gres(job), live.tag(job)) == now
     if live.dialect.may_change:
         assert update(live, job, "QOS=offline") == ""
-        now = ("qgpu:offline:40,shard:2,qgpu_mem:1024M", "qgpu/1 class=offline share=40 mem=1024; mine")
+        now = (
+            "qgpu:offline:40,shard:2,qgpu_mem:1024M",
+            "qgpu/1 class=offline share=40 mem=1024; mine",
+        )
     else:
         refused(live, job, "QOS=offline", f"job {job} cannot change from online to offline")
     assert (live.gres(job), live.tag(job)) == now
-    counts = {key: value for key, value in live.tres(job, "ReqTRES").items() if key.startswith("gres/qgpu:")}
+    counts = {
+        key: value
+        for key, value in live.tres(job, "ReqTRES").items()
+        if key.startswith("gres/qgpu:")
+    }
     assert counts == {f"gres/{now[0].split(',')[0].rpartition(':')[0]}": "40"}
 
 
@@ -117,7 +140,9 @@ def test_what_plan_says_is_what_slurm_holds(live: Live) -> None:
 def test_what_plan_refuses_is_what_slurm_refuses(live: Live) -> None:
     for case in CASES["refused"]:
         words = case["args"].split()
-        if live.dialect.before(case.get("from", "")) or not live.dialect.before(case.get("before", "99")):
+        if live.dialect.before(case.get("from", "")) or not live.dialect.before(
+            case.get("before", "99")
+        ):
             continue
         if len(words) > 1 or not words[0].startswith("--gres="):
             continue

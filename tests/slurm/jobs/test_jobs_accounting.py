@@ -19,8 +19,12 @@ GIB = 1 << 30
 
 
 def known(live: Live, *jobs: int) -> None:
-    """Wait until the database knows the jobs; what is final comes later, and from the ledger at once."""
-    live.until(lambda: all(live.sacct(job, "state") != [""] for job in jobs), 15, f"{jobs} in sacct")
+    """Wait until the database knows the jobs; what is final comes later, and from the ledger at
+    once.
+    """
+    live.until(
+        lambda: all(live.sacct(job, "state") != [""] for job in jobs), 15, f"{jobs} in sacct"
+    )
 
 
 def ended(live: Live, script: str, *options: str) -> int:
@@ -41,7 +45,9 @@ def test_tres_are_accounted_by_class(live: Live) -> None:
     for job in (online, offline, whole):
         live.wait_sacct(job)
         pairs = (item.split("=") for item in live.sacct(job, "alloctres")[0].split(","))
-        tres[job] = {name.removeprefix("gres/"): value for name, value in pairs if name.startswith("gres/")}
+        tres[job] = {
+            name.removeprefix("gres/"): value for name, value in pairs if name.startswith("gres/")
+        }
     sizes = {job: parse_size(tres[job].pop("qgpu_mem")) for job in (online, offline)}
     assert sizes == {online: 24 * GIB, offline: 8 * GIB}
     assert tres[online] == {"qgpu": "30", "qgpu:online": "30", "shard": "31"}
@@ -67,10 +73,15 @@ def test_busy_time_is_that_of_the_kernels(live: Live) -> None:
 def test_preemptions_and_denials_are_counted(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.3", "--idle", "0.4", "--length", "1.6")
-    offline = live.submit(work("--length", "3"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node)
+    offline = live.submit(
+        work("--length", "3"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
+    )
     live.wait_state(offline, "RUNNING")
     online = live.submit(
-        f"{work(*duty)}; {work('--memory', '5G')}", "--qos=online", "--gres=qgpu:50,qgpu_mem:4G", *node
+        f"{work(*duty)}; {work('--memory', '5G')}",
+        "--qos=online",
+        "--gres=qgpu:50,qgpu_mem:4G",
+        *node,
     )
     live.finish(offline, online)
     known(live, offline, online)
@@ -127,9 +138,13 @@ def test_report_of_arrays_and_jobs_without_cards(live: Live) -> None:
     plain = live.submit("true")
     live.until(lambda: not live.ask("squeue", "-h", "-o", "%i"), 20, "the end of the array")
     ids = (f"{array}_1", f"{array}_2", str(plain))
-    live.until(lambda: all(live.sacct(job, "state") != [""] for job in ids), 15, "the array in sacct")
+    live.until(
+        lambda: all(live.sacct(job, "state") != [""] for job in ids), 15, "the array in sacct"
+    )
     lines = live.ask("qgpu", "report", "--parsable", str(array), str(plain)).splitlines()[1:]
-    assert sorted(line.split("|")[0] for line in lines) == sorted([f"{array}_1", f"{array}_2", str(plain)])
+    assert sorted(line.split("|")[0] for line in lines) == sorted(
+        [f"{array}_1", f"{array}_2", str(plain)]
+    )
     one = live.ask("qgpu", "report", "--parsable", f"{array}_2").splitlines()[1:]
     assert [line.split("|")[0] for line in one] == [f"{array}_2"]
     (bare,) = [line.split("|") for line in lines if line.startswith(f"{plain}|")]
@@ -151,7 +166,10 @@ def test_totals_are_those_of_sacct_to_the_second(live: Live) -> None:
     shares = {"online": (30, 40), "offline": (20, 60)}
     begun = time.monotonic()
     jobs = {
-        live.submit(work("--length", "1.5"), f"--qos={qos}", f"--gres=qgpu:{share},qgpu_mem:4G"): (qos, share)
+        live.submit(work("--length", "1.5"), f"--qos={qos}", f"--gres=qgpu:{share},qgpu_mem:4G"): (
+            qos,
+            share,
+        )
         for qos, pair in shares.items()
         for share in pair
     }
@@ -163,7 +181,11 @@ def test_totals_are_those_of_sacct_to_the_second(live: Live) -> None:
     found = live.report(*jobs)
     for job, (qos, share) in jobs.items():
         (grant,) = found[job]["grants"]
-        assert (found[job]["elapsed_s"], found[job]["qos"], grant["share"]) == (elapsed[job], qos, share)
+        assert (found[job]["elapsed_s"], found[job]["qos"], grant["share"]) == (
+            elapsed[job],
+            qos,
+            share,
+        )
         # From the Prolog to the Epilog: its program lies between.
         assert 1.5 <= grant["granted_s"] <= wall
     everything = json.loads(live.ask("qgpu", "report", "--since", "1h", "--by", "qos", "--json"))
@@ -174,7 +196,9 @@ def test_totals_are_those_of_sacct_to_the_second(live: Live) -> None:
     for qos in shares:
         expected = 0.0
         for name, seconds, tres in (line.split("|") for line in lines):
-            share = dict(item.split("=", 1) for item in tres.split(",") if item).get("gres/qgpu", "0")
+            share = dict(item.split("=", 1) for item in tres.split(",") if item).get(
+                "gres/qgpu", "0"
+            )
             expected += int(seconds) * int(share) / 100 * (name == qos)
         assert groups[qos]["granted_s"] == pytest.approx(expected, abs=1e-6)
         assert groups[qos]["measured"] >= 2 and groups[qos]["used_s"] > 0
@@ -183,24 +207,32 @@ def test_totals_are_those_of_sacct_to_the_second(live: Live) -> None:
 
 @pytest.fixture
 def untouched() -> Iterator[Live]:
-    """A cluster without other jobs: sreport's totals of the root account are then those of this test's jobs."""
+    """A cluster without other jobs: sreport's totals of the root account are then those of this
+    test's jobs.
+    """
     with Sandbox(SandboxOptions(f"s{os.getpid()}", nodes=1)) as cluster:
         yield Live(cluster)
 
 
 def test_shares_are_those_of_sreport_to_the_second(untouched: Live) -> None:
-    """By sizes of jobs, which sreport sums over the jobs themselves; its use by user is an hourly roll-up.
+    """By sizes of jobs, which sreport sums over the jobs themselves; its use by user is an hourly
+    roll-up.
 
-    Its window has whole hours, and it finds nothing if the window begins before the hour the cluster was first seen in.
+    Its window has whole hours, and it finds nothing if the window begins before the hour the
+    cluster was first seen in.
     """
     live = untouched
     hour = time.time() // 3600 * 3600
     done = [ended(live, "sleep 2", f"--gres=qgpu:{share},qgpu_mem:4G") for share in (30, 55)]
     for job in done:
         live.wait_sacct(job)
-    since, until = (time.strftime("%Y-%m-%dT%H:00:00", time.localtime(hour + n * 3600)) for n in (0, 2))
+    since, until = (
+        time.strftime("%Y-%m-%dT%H:00:00", time.localtime(hour + n * 3600)) for n in (0, 2)
+    )
     words = ("sreport", "-P", "-t", "Seconds", "-T", "gres/qgpu", "job", "SizesByAccount")
-    rows = [line.split("|") for line in live.ask(*words, f"Start={since}", f"End={until}").splitlines()]
+    rows = [
+        line.split("|") for line in live.ask(*words, f"Start={since}", f"End={until}").splitlines()
+    ]
     (heads,) = [row for row in rows if row[0] == "Cluster"]
     (root,) = [row for row in rows if row[1:2] == ["root"]]
     # 26.05 has a column for the sum as well.
@@ -211,7 +243,9 @@ def test_shares_are_those_of_sreport_to_the_second(untouched: Live) -> None:
 
 
 def test_private_data_hides_the_jobs_of_others(live: Live) -> None:
-    """Users ask qgpud, which knows them by the kernel; what slurm.conf hides, qgpu hides by the same words."""
+    """Users ask qgpud, which knows them by the kernel; what slurm.conf hides, qgpu hides by the
+    same words.
+    """
     done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,qgpu_mem:4G")
     runs = live.submit(work("--length", "600"), "--gres=qgpu:30,qgpu_mem:4G")
     live.wait_state(runs, "RUNNING")
@@ -236,11 +270,16 @@ def test_private_data_hides_the_jobs_of_others(live: Live) -> None:
         config.write_text(f"{text}\nreports: {{private_data: [jobs]}}\n")
         restart()
         live.until(
-            lambda: seen("alice") == everybody and seen(None) == everybody, 15, "alice and root see it"
+            lambda: seen("alice") == everybody and seen(None) == everybody,
+            15,
+            "alice and root see it",
         )
         assert seen("bob") == (set(), set()), "bob sees neither what runs nor what was used"
         for node in live.nodes:
-            assert live.run("cat", str(live.paths(node).run_dir / "state.json"), user="bob").returncode != 0
+            assert (
+                live.run("cat", str(live.paths(node).run_dir / "state.json"), user="bob").returncode
+                != 0
+            )
     finally:
         config.write_text(text)
         restart()
@@ -250,7 +289,9 @@ def test_private_data_hides_the_jobs_of_others(live: Live) -> None:
 def test_harvest_is_what_offline_did_beside_online(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.2", "--idle", "0.6", "--length", "3")
-    offline = live.submit(work("--length", "6"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node)
+    offline = live.submit(
+        work("--length", "6"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
+    )
     live.wait_state(offline, "RUNNING")
     online = live.submit(work(*duty), "--qos=online", "--gres=qgpu:50,qgpu_mem:4G", *node)
     live.finish(online, offline)
@@ -280,7 +321,9 @@ def test_top_jobs_and_cards_show_what_runs(live: Live) -> None:
 
     def tenant(user: str | None = None) -> dict[str, Any]:
         body = json.loads(live.ask("qgpu", "top", "--cluster", "--json", user=user))
-        found = [t for n in body["nodes"] for c in n["cards"] for t in c["tenants"] if t["job_id"] == job]
+        found = [
+            t for n in body["nodes"] for c in n["cards"] for t in c["tenants"] if t["job_id"] == job
+        ]
         return found[0] if found else {}
 
     live.until(lambda: tenant().get("state") == "running", 20, "the job running in qgpu top")
@@ -296,11 +339,16 @@ def test_top_jobs_and_cards_show_what_runs(live: Live) -> None:
 
 def test_collected_ledger_tells_the_same(live: Live) -> None:
     done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,qgpu_mem:4G")
-    base, into = live.paths(live.nodes[0]).state_dir.parent, live.sandbox.layout.state / "collected.sqlite"
+    base, into = (
+        live.paths(live.nodes[0]).state_dir.parent,
+        live.sandbox.layout.state / "collected.sqlite",
+    )
     first = live.ask("qgpu", "collect", "--from", str(base), "--into", str(into))
     again = live.ask("qgpu", "collect", "--from", str(base), "--into", str(into))
     assert " new" in first and all(" 0 new, 0 changed" in line for line in again.splitlines())
-    apart = json.loads(live.ask("qgpu", "report", "--json", "--ledger", str(into), str(done)))["jobs"][0]
+    apart = json.loads(live.ask("qgpu", "report", "--json", "--ledger", str(into), str(done)))[
+        "jobs"
+    ][0]
     assert apart["grants"] == live.report(done)[done]["grants"]
 
 

@@ -1,4 +1,6 @@
-"""What a program finds in a job: its card, its cap, the shim, the sealed grant; in other jobs nothing."""
+"""What a program finds in a job: its card, its cap, the shim, the sealed grant; in other jobs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 import pytest
 from jobs_support import USABLE, Live, together
 
-# Says as JSON what a program sees: environment, driver, and what it can do to the grant's descriptor.
+# Says as JSON what a program sees: environment, driver, and what it can do to the grant's
+# descriptor.
 PROBE = r"""
 import ctypes, fcntl, json, mmap, os
 seen = {name: os.environ.get(name) for name in ("LD_PRELOAD", "QGPU_GRANT", "QGPU_GRANT_FD")}
@@ -83,7 +86,11 @@ def test_only_jobs_with_a_share_are_governed(live: Live, probe: str) -> None:
         "--gres=qgpu:100": (False, 1),
     }
     if not live.dialect.lone_whole:
-        wanted |= {"--gres=qgpu:200": (False, 2), "--gpus=1": (False, 1), "-n1 --gpus-per-task=1": (False, 1)}
+        wanted |= {
+            "--gres=qgpu:200": (False, 2),
+            "--gpus=1": (False, 1),
+            "-n1 --gpus-per-task=1": (False, 1),
+        }
     found = dict(
         zip(
             wanted,
@@ -108,7 +115,8 @@ echo batch; /usr/bin/python3 {probe}
 echo plain; srun -n1 /usr/bin/python3 {probe}
 echo named; srun -n1 --gres=qgpu:10 /usr/bin/python3 {probe}
 echo two; srun -n2 --gres=qgpu:10 /usr/bin/python3 {probe}
-echo clean; env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" QGPU_SIM_DIR="$QGPU_SIM_DIR" /usr/bin/python3 {probe}
+echo clean
+env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" QGPU_SIM_DIR="$QGPU_SIM_DIR" /usr/bin/python3 {probe}
 echo end
 """
 
@@ -124,8 +132,11 @@ def test_steps_inherit_and_a_clean_environment_loses_the_shim_only_without_mount
         assert text.splitlines()[-1] == "end", text
         *steps, clean = seen_by(text)
         assert len(steps) == 5
-        assert all(is_governed(seen) and seen["cards"] == 1 and seen["total"] == 4 << 30 for seen in steps)
-        # With preload not to be prevented by anybody, and not more than the card: the device cgroup holds.
+        assert all(
+            is_governed(seen) and seen["cards"] == 1 and seen["total"] == 4 << 30 for seen in steps
+        )
+        # With preload not to be prevented by anybody, and not more than the card: the device cgroup
+        # holds.
         assert clean["shim"] == clean["mounted"] == (not steps[0]["LD_PRELOAD"])
         assert (clean["total"] == 4 << 30) == clean["mounted"]
         assert clean["cards"] == 1

@@ -1,4 +1,6 @@
-"""Daemons that die while twenty jobs run, jobs that are suspended, and jobs that are cancelled in each phase."""
+"""Daemons that die while twenty jobs run, jobs that are suspended, and jobs that are cancelled
+in each phase.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_twenty_jobs_outlive_the_death_of(live: Live, service: str) -> None:
     options = ("--qos=offline", "--gres=qgpu:20,qgpu_mem:15G")
     jobs = together(lambda: live.submit(script, *options) for _ in range(20))
     live.until(lambda: set(jobs) <= set(live.grants()), 30, "twenty grants")
-    # A slurmd that is killed before it could tell of its Prolog leaves a job that waits for that for ever (26.05).
+    # A slurmd that is killed before it could tell of its Prolog leaves a job that waits for that
+    # for ever (26.05).
     live.until(lambda: all(live.output(job).startswith("up") for job in jobs), 30, "twenty scripts")
     before = {job: live.place(job) for job in jobs}
     saved, now = live.sandbox.layout.state / "spool/slurmctld/job_state", time.time()
@@ -75,7 +78,9 @@ def test_a_suspended_job_delays_no_other_and_continues(live: Live) -> None:
     live.until(lambda: online in live.grants(), 20, "the online job")
     live.ask("scontrol", "suspend", str(online))
     live.wait_state(online, "SUSPENDED")
-    offline = live.submit(work("--length", "1"), "--qos=offline", "--gres=qgpu:40,qgpu_mem:4G", *node)
+    offline = live.submit(
+        work("--length", "1"), "--qos=offline", "--gres=qgpu:40,qgpu_mem:4G", *node
+    )
     live.until(lambda: offline in live.grants(), 20, "the offline job")
     assert live.place(offline) == live.place(online)
     live.finish(offline, seconds=30)
@@ -98,7 +103,9 @@ def test_a_job_may_be_cancelled_in_each_phase(live: Live) -> None:
         live.cancel(job, user="alice")
     stepped = live.submit("srun sleep 100; echo alive", gres)
     live.until(
-        lambda: bool(live.run("squeue", "-s", "-h", "-j", str(stepped)).stdout.count(f"{stepped}.0")),
+        lambda: bool(
+            live.run("squeue", "-s", "-h", "-j", str(stepped)).stdout.count(f"{stepped}.0")
+        ),
         20,
         "a step",
     )
@@ -114,11 +121,15 @@ def test_a_job_may_be_cancelled_in_each_phase(live: Live) -> None:
         assert live.state(job) == "CANCELLED"
     live.until(lambda: not live.grants(), 10, "no grant being left")
     for node in live.nodes:
-        assert [row for row in read_usage(live.paths(node).ledger, early) if row.ended_at is None] == []
+        assert [
+            row for row in read_usage(live.paths(node).ledger, early) if row.ended_at is None
+        ] == []
 
 
 def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
-    """One runs and starts a step afterwards, one waits, two are held: grants and tags stay, and stay protected."""
+    """One runs and starts a step afterwards, one waits, two are held: grants and tags stay, and
+    stay protected.
+    """
     go = live.sandbox.layout.home("alice") / "go"
     go.unlink(missing_ok=True)
     gres = ("--qos=online", "--gres=qgpu:60,qgpu_mem:8G", "-w", live.nodes[0])
@@ -136,8 +147,11 @@ def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
     assert {job: (live.gres(job), live.tag(job)) for job in before} == before
     assert {job: live.grant(job) for job in granted} == granted
     update = ("scontrol", "update", f"JobId={held}", f"{live.dialect.field}=qgpu/1 whole; mine")
-    # until slurmdbd has told the new slurmctld where its jobs are: "Job update not available right now"
-    live.until(lambda: live.run(*update, user="alice").returncode == 0, 30, "an update of a held job")
+    # until slurmdbd has told the new slurmctld where its jobs are: "Job update not available right
+    # now"
+    live.until(
+        lambda: live.run(*update, user="alice").returncode == 0, 30, "an update of a held job"
+    )
     assert live.tag(held) == f"{before[held][1]}; mine"
     live.cancel(other)
     assert live.finish(waits) == ["waited 100\n"]
@@ -154,14 +168,18 @@ def in_prolog(job: int) -> bool:
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
             if b"prolog" in words and words[0].endswith(b"qgpu-hook"):
-                return f"SLURM_JOB_ID={job}".encode() in (process / "environ").read_bytes().split(b"\0")
+                return f"SLURM_JOB_ID={job}".encode() in (process / "environ").read_bytes().split(
+                    b"\0"
+                )
         except OSError:
             continue  # ended meanwhile
     return False
 
 
 def test_a_job_that_is_cancelled_in_its_prolog_leaves_nothing(live: Live) -> None:
-    """qgpud stands still for a while: the Prolog waits for it, and comes too late for a job that is gone."""
+    """qgpud stands still for a while: the Prolog waits for it, and comes too late for a job that
+    is gone.
+    """
     node = live.nodes[0]
     live.sandbox.kill(node, "qgpud", signal.SIGSTOP)
     try:

@@ -54,10 +54,15 @@ def test_the_ways_to_end(live: Live) -> None:
     failed = live.submit("exit 3", "--gres=qgpu:10,qgpu_mem:1G")
     cancelled = start(live, NAP)
     node = live.grant(cancelled).node
-    live.until(lambda: cancelled in tenants(live, node), 10, "the arbiter knowing it")  # the file comes first
+    # the file comes first
+    live.until(lambda: cancelled in tenants(live, node), 10, "the arbiter knowing it")
     live.cancel(cancelled, user="alice")
     live.finish(done, failed, cancelled)
-    assert [live.state(job) for job in (done, failed, cancelled)] == ["COMPLETED", "FAILED", "CANCELLED"]
+    assert [live.state(job) for job in (done, failed, cancelled)] == [
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+    ]
     for job in (done, failed, cancelled):
         assert_closed(live, job)
 
@@ -78,7 +83,8 @@ def test_a_requeued_job_gets_a_new_grant(live: Live) -> None:
     live.wait_state(job, "PENDING")
     live.until(lambda: not remains(live, job), 10, "the end of the first grant")
     live.until(lambda: live.queued(job) == "PENDING", 10, "the end of the first run")
-    # Slurm lets a requeued job wait for two minutes: on the node it came from no Prolog would run earlier.
+    # Slurm lets a requeued job wait for two minutes: on the node it came from no Prolog would run
+    # earlier.
     (other,) = set(live.nodes) - {rows(live, job)[0].node}
     live.ask("scontrol", "update", f"JobId={job}", "StartTime=now", f"ReqNodeList={other}")
     live.until(lambda: job in live.grants() and live.state(job) == "RUNNING", 20, "the second run")
@@ -94,13 +100,18 @@ def test_a_job_whose_prolog_slurm_left_out_does_not_run_ungoverned(live: Live) -
     live.until(lambda: live.output(job) == "run 0 100\n", 10, "the first run")
     live.ask("scontrol", "requeue", str(job), user="alice")
     live.until(
-        lambda: live.queued(job) == "PENDING" and not remains(live, job), 10, "the end of the first run"
+        lambda: live.queued(job) == "PENDING" and not remains(live, job),
+        10,
+        "the end of the first run",
     )
-    # Its owner may take away the delay. slurmd then takes the job for one whose Prolog ran already, or for one that
-    # was killed already; if it was quick enough to forget, the Prolog runs and the job is governed.
+    # Its owner may take away the delay. slurmd then takes the job for one whose Prolog ran already,
+    # or for one that was killed already; if it was quick enough to forget, the Prolog runs and the
+    # job is governed.
     live.ask("scontrol", "update", f"JobId={job}", "StartTime=now", user="alice")
     live.until(
-        lambda: live.queued(job) == "" or "run 1" in live.output(job), 20, "the second run or its refusal"
+        lambda: live.queued(job) == "" or "run 1" in live.output(job),
+        20,
+        "the second run or its refusal",
     )
     told = live.output(job)
     assert "run 1 " not in told or "run 1 100\n" in told, told
@@ -113,10 +124,13 @@ def test_a_users_mistake_drains_nothing(live: Live, user: str | None) -> None:
     scripts = (
         work("--memory", "70G"),
         "export LD_PRELOAD=/nowhere.so; kill -9 $$",
-        "rm -f $QGPU_GRANT; exec python3 -c 'import os; os.close(int(os.environ[\"QGPU_GRANT_FD\"]))'",
+        "rm -f $QGPU_GRANT; exec python3 -c 'import os; "
+        'os.close(int(os.environ["QGPU_GRANT_FD"]))\'',
     )
     jobs = [live.submit(script, "--gres=qgpu:10,qgpu_mem:1G") for script in scripts]
-    jobs.append(live.submit("true", "--gres=qgpu:10,qgpu_mem:1G", "--export=LD_PRELOAD=/nowhere.so"))
+    jobs.append(
+        live.submit("true", "--gres=qgpu:10,qgpu_mem:1G", "--export=LD_PRELOAD=/nowhere.so")
+    )
     jobs.append(live.submit("true", "--gres=qgpu:10", "--chdir=/root"))
     # A tag that a started job's owner (or an admin) writes over stays ours.
     other = start(live, NAP)
@@ -132,8 +146,8 @@ def test_a_users_mistake_drains_nothing(live: Live, user: str | None) -> None:
 
 def test_without_qgpud_the_node_is_drained_and_jobs_without_cards_run(live: Live) -> None:
     node = live.nodes[1]
-    # Slurm looks for jobs over their time now and then only: that one ends while we wait for the rest. The limit
-    # has a grain of a minute; the time of the end has not.
+    # Slurm looks for jobs over their time now and then only: that one ends while we wait for the
+    # rest. The limit has a grain of a minute; the time of the end has not.
     late = start(live, NAP, "-w", live.nodes[0])
     live.ask("scontrol", "update", f"JobId={late}", "EndTime=now+1")
     live.stop_qgpud(node)
@@ -144,7 +158,8 @@ def test_without_qgpud_the_node_is_drained_and_jobs_without_cards_run(live: Live
         elsewhere = live.submit(NAP, "--gres=qgpu:10", "-w", live.nodes[0])
         assert live.finish(plain) == ["ran\n"]
         live.wait_state(elsewhere, "RUNNING")
-        # The client asks until its deadline, ten seconds: a daemon that restarts is no reason to drain.
+        # The client asks until its deadline, ten seconds: a daemon that restarts is no reason to
+        # drain.
         live.until(lambda: node in live.drained(), 25, f"{node} being drained")
         reason = live.ask("sinfo", "-R", "-h", "-o", "%E|%N")
         assert reason.startswith("qgpu: qgpud on this node does not answer")
@@ -157,11 +172,14 @@ def test_without_qgpud_the_node_is_drained_and_jobs_without_cards_run(live: Live
     finally:
         live.restore(node)
     live.until(
-        lambda: not remains(live, requeued) + remains(live, cancelled), 10, "the epilogs' markers gone"
+        lambda: not remains(live, requeued) + remains(live, cancelled),
+        10,
+        "the epilogs' markers gone",
     )
     live.ask("scontrol", "release", str(requeued), user="alice")
     live.ask("scontrol", "update", f"JobId={requeued}", "StartTime=now")
-    # Without the two minutes that Slurm would wait, slurmd may leave the Prolog out: then the job must not run.
+    # Without the two minutes that Slurm would wait, slurmd may leave the Prolog out: then the job
+    # must not run.
     live.until(
         lambda: requeued in live.grants() or "without its limits" in live.output(requeued),
         20,

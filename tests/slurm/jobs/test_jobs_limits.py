@@ -10,14 +10,18 @@ from slurm_plugin.render import NAMES
 
 def test_a_limit_of_a_class_holds_jobs_back(live: Live) -> None:
     def limit(value: str) -> None:
-        live.ask("sacctmgr", "-i", "modify", "qos", "online", "set", f"GrpTRES=gres/qgpu:online={value}")
+        live.ask(
+            "sacctmgr", "-i", "modify", "qos", "online", "set", f"GrpTRES=gres/qgpu:online={value}"
+        )
 
     limit("100")
     try:
         first = live.submit("exec sleep 100", "--qos=online", "--gres=qgpu:60")
         live.wait_state(first, "RUNNING")
         second = live.submit("exec sleep 100", "--qos=online", "--gres=qgpu:60")
-        live.until(lambda: live.reason(second) == "QOSGrpGRES", 10, "the limit of the QOS as the reason")
+        live.until(
+            lambda: live.reason(second) == "QOSGrpGRES", 10, "the limit of the QOS as the reason"
+        )
         assert live.state(second) == "PENDING"
         fits = live.submit("exec sleep 100", "--qos=online", "--gres=qgpu:40", "-t5")
         other = live.submit("exec sleep 100", "--qos=offline", "--gres=qgpu:60")
@@ -34,14 +38,18 @@ def test_render_writes_what_the_sandbox_runs_with(live: Live, name: str) -> None
     text = live.ask("qgpu", "render", name, "--etc-dir", str(live.sandbox.layout.etc))
     assert "{{" not in text
     if name == "qgpu_tables.lua":
-        live.sandbox.run(["lua5.4", "-"], input=f"local t = (function() {text}\nend)() assert(t.schema == 1)")
+        live.sandbox.run(
+            ["lua5.4", "-"], input=f"local t = (function() {text}\nend)() assert(t.schema == 1)"
+        )
     elif name in ("prolog", "epilog"):
         live.sandbox.run(["sh", "-n"], input=text)
 
 
 def test_rendered_gres_conf_is_what_slurmd_finds(live: Live) -> None:
     node = live.nodes[0]
-    (live.sandbox.layout.etc / "gres.conf").write_text(live.ask("qgpu", "render", "gres.conf") + "\n")
+    (live.sandbox.layout.etc / "gres.conf").write_text(
+        live.ask("qgpu", "render", "gres.conf") + "\n"
+    )
     found = live.run("slurmd", "-N", node, "-G")
     said = found.stdout + found.stderr
     assert found.returncode == 0, said
@@ -61,5 +69,7 @@ def test_where_plan_says_it_could_run_it_does(live: Live, gres: str, nodes: int)
     text = live.ask("qgpu", "plan", f"--gres={gres}", "--qos=offline")
     assert f"({nodes} nodes)" in text
     for node in live.nodes:
-        done = live.run("sbatch", "--test-only", f"--gres={gres}", "-w", node, "--wrap=true", user="alice")
+        done = live.run(
+            "sbatch", "--test-only", f"--gres={gres}", "-w", node, "--wrap=true", user="alice"
+        )
         assert f"on nodes {node} " in done.stderr

@@ -51,14 +51,20 @@ def test_concurrent_steps_share_the_cap(live: Live) -> None:
     (text,) = live.finish(job)
     assert "second=4" in text
     # What the driver keeps for the contexts counts as soon as the audit has seen it.
-    assert any(re.search(rf"job {job} holds 3\.[0-6] of 4\.0 GiB", line) for line in refusals(text)), text
+    assert any(
+        re.search(rf"job {job} holds 3\.[0-6] of 4\.0 GiB", line) for line in refusals(text)
+    ), text
 
 
 def test_the_neighbour_on_the_card_goes_on(live: Live) -> None:
     node = ("-w", live.nodes[0])
-    neighbour = live.submit(work("--memory", "3G", "--length", "2"), "--gres=qgpu:30,qgpu_mem:4G", *node)
+    neighbour = live.submit(
+        work("--memory", "3G", "--length", "2"), "--gres=qgpu:30,qgpu_mem:4G", *node
+    )
     live.wait_state(neighbour, "RUNNING")
-    greedy = live.submit(work("--alloc-past", "6G", "--requests", "1"), "--gres=qgpu:30,qgpu_mem:4G", *node)
+    greedy = live.submit(
+        work("--alloc-past", "6G", "--requests", "1"), "--gres=qgpu:30,qgpu_mem:4G", *node
+    )
     text, said = live.finish(neighbour, greedy)
     assert live.job(neighbour)["JobState"] == "COMPLETED"
     assert refusals(text) == []

@@ -12,7 +12,9 @@ NAP = "exec sleep 100"
 def running(live: Live, qos: str, gres: str, *options: str) -> int:
     """A job that sleeps, once it runs and has its grant."""
     job = live.submit(NAP, f"--qos={qos}", f"--gres={gres}", *options)
-    live.until(lambda: live.state(job) == "RUNNING" and job in live.grants(), 20, f"the start of job {job}")
+    live.until(
+        lambda: live.state(job) == "RUNNING" and job in live.grants(), 20, f"the start of job {job}"
+    )
     return job
 
 

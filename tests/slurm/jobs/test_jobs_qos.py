@@ -1,4 +1,6 @@
-"""Classes by QOS: whose default counts, what limits and billing do with them, and a class that changes."""
+"""Classes by QOS: whose default counts, what limits and billing do with them, and a class that
+changes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def class_of(live: Live, *options: str) -> str:
     return tag.partition("class=")[2].split(" ")[0]
 
 
-@pytest.mark.parametrize("whose", [("user", "alice"), ("account", "research")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "whose", [("user", "alice"), ("account", "research")], ids=lambda words: words[0]
+)
 def test_a_default_qos_decides_the_class(live: Live, whose: tuple[str, str]) -> None:
     assert class_of(live) == "offline"
     with setting(live, *whose, "defaultqos=online", undo="defaultqos=-1"):
@@ -38,8 +42,12 @@ def test_a_default_qos_decides_the_class(live: Live, whose: tuple[str, str]) -> 
 
 
 def qos_of(live: Live, *options: str) -> str:
-    """QOS (24.11 shows it as it was typed) and class of a job of alice; Slurm's words where it refuses the job."""
-    done = live.run("sbatch", "-H", "--parsable", "--gres=qgpu:10", *options, "--wrap=true", user="alice")
+    """QOS (24.11 shows it as it was typed) and class of a job of alice; Slurm's words where it
+    refuses the job.
+    """
+    done = live.run(
+        "sbatch", "-H", "--parsable", "--gres=qgpu:10", *options, "--wrap=true", user="alice"
+    )
     if done.returncode != 0:
         return done.stderr.strip().rpartition(": ")[2]
     job = int(done.stdout)
@@ -49,7 +57,9 @@ def qos_of(live: Live, *options: str) -> str:
 
 @contextmanager
 def accounts(live: Live) -> Iterator[None]:
-    """alice in `parts`, where the partition gpu has an association of its own, and in `only`, with one QOS."""
+    """alice in `parts`, where the partition gpu has an association of its own, and in `only`,
+    with one QOS.
+    """
     live.ask("sacctmgr", "-i", "add", "account", "parts", "only")
     user = ("sacctmgr", "-i", "add", "user", "alice")
     try:
@@ -58,7 +68,9 @@ def accounts(live: Live) -> Iterator[None]:
         live.ask(*user, "account=only", "qos=online")
         known = [("-A", "only", "--qos=online"), ("-A", "parts", "--qos=offline")]
         live.until(
-            lambda: all("line" in qos_of(live, *words) for words in known), 10, "the accounts being known"
+            lambda: all("line" in qos_of(live, *words) for words in known),
+            10,
+            "the accounts being known",
         )
         yield
     finally:
@@ -69,7 +81,8 @@ def accounts(live: Live) -> Iterator[None]:
 def test_qos_and_class_agree_however_chosen(live: Live) -> None:
     assert qos_of(live, "--qos=OnLine") == "online online"
     with accounts(live):
-        # Lua's default is that of the association without a partition: online, which is not for this partition.
+        # Lua's default is that of the association without a partition: online, which is not for
+        # this partition.
         assert qos_of(live, "-A", "parts") == "offline offline"
         assert qos_of(live, "-A", "parts", "-p", "gpu") == "offline offline"
         assert qos_of(live, "-A", "parts", "--qos=online") == "Invalid qos specification"
@@ -105,7 +118,9 @@ def test_a_limit_per_user_and_class(live: Live) -> None:
         first = live.submit(NAP, *gres)
         live.wait_state(first, "RUNNING")
         second = live.submit(NAP, *gres)
-        live.until(lambda: live.reason(second) == "QOSMaxGRESPerUser", 10, "the limit as the reason")
+        live.until(
+            lambda: live.reason(second) == "QOSMaxGRESPerUser", 10, "the limit as the reason"
+        )
         other = live.submit(NAP, *gres, user="bob", output="/dev/null")
         online = live.submit(NAP, "--qos=online", "--gres=qgpu:60,qgpu_mem:1G")
         live.wait_state(other, "RUNNING")
@@ -115,7 +130,9 @@ def test_a_limit_per_user_and_class(live: Live) -> None:
 
 
 def test_a_least_share_per_class(live: Live) -> None:
-    with setting(live, "qos", "offline", "MinTRES=gres/qgpu:offline=20", undo="MinTRES=gres/qgpu:offline=-1"):
+    with setting(
+        live, "qos", "offline", "MinTRES=gres/qgpu:offline=20", undo="MinTRES=gres/qgpu:offline=-1"
+    ):
         small = live.submit(NAP, "--qos=offline", "--gres=qgpu:10,qgpu_mem:1G")
         live.until(lambda: live.reason(small) == "QOSMinGRES", 10, "the limit as the reason")
         enough = live.submit(NAP, "--qos=offline", "--gres=qgpu:20,qgpu_mem:1G")
@@ -126,7 +143,9 @@ def test_a_least_share_per_class(live: Live) -> None:
 
 
 def test_the_overcommit_of_offline_ends_at_its_count(live: Live) -> None:
-    """400 per card: eight offline shares of 100 on the two cards of a node, though memory and shards are left."""
+    """400 per card: eight offline shares of 100 on the two cards of a node, though memory and
+    shards are left.
+    """
     gres = ("-w", live.nodes[0], "--qos=offline", "--gres=qgpu:100,qgpu_mem:1G")
     jobs = [live.submit(NAP, *gres) for _ in range(8)]
     for job in jobs:
@@ -138,7 +157,12 @@ def test_the_overcommit_of_offline_ends_at_its_count(live: Live) -> None:
 
 
 def test_billing_counts_percent(live: Live) -> None:
-    live.ask("scontrol", "update", "PartitionName=gpu", "TRESBillingWeights=GRES/qgpu=1,GRES/qgpu:online=2")
+    live.ask(
+        "scontrol",
+        "update",
+        "PartitionName=gpu",
+        "TRESBillingWeights=GRES/qgpu=1,GRES/qgpu:online=2",
+    )
     try:
         online = live.submit("true", "--qos=online", "--gres=qgpu:30")
         offline = live.submit("true", "--qos=offline", "--gres=qgpu:30")
@@ -151,19 +175,27 @@ def test_billing_counts_percent(live: Live) -> None:
 def test_a_running_job_changes_its_class_on_the_node(live: Live) -> None:
     """Slurm does not change the QOS of a running job, so `qgpu job class` says it to the node."""
     node = live.nodes[0]
-    first = live.submit(work("--length", "600"), "--qos=online", "--gres=qgpu:40,qgpu_mem:4G", "-w", node)
+    first = live.submit(
+        work("--length", "600"), "--qos=online", "--gres=qgpu:40,qgpu_mem:4G", "-w", node
+    )
     live.wait_state(first, "RUNNING")
-    offline = live.submit(work("--length", "1"), "--qos=offline", "--gres=qgpu:40,qgpu_mem:1G", "-w", node)
+    offline = live.submit(
+        work("--length", "1"), "--qos=offline", "--gres=qgpu:40,qgpu_mem:1G", "-w", node
+    )
     live.until(lambda: {first, offline} <= set(live.grants()), 20, "both grants")
     assert live.place(first) == live.place(offline)
     more = live.run("qgpu", "job", "class", str(offline), "online", "--node", node)
     assert more.returncode != 0 and "online needs 40 %" in more.stderr
     assert (
-        live.run("qgpu", "job", "class", str(first), "offline", "--node", node, user="alice").returncode != 0
+        live.run(
+            "qgpu", "job", "class", str(first), "offline", "--node", node, user="alice"
+        ).returncode
+        != 0
     )
     said = live.ask("qgpu", "job", "class", str(first), "offline", "--node", node)
     assert said == f"job {first} was online, is offline"
-    live.finish(offline, seconds=20)  # an online neighbour that never rests would have kept it waiting
+    # an online neighbour that never rests would have kept it waiting
+    live.finish(offline, seconds=20)
     assert live.state(offline) == "COMPLETED"
     assert live.grant(first).job_class == "offline"
     assert live.tres(first)["gres/qgpu:online"] == "40"

@@ -1,4 +1,6 @@
-"""Jobs that were queued before qgpu's job_submit was active: whole cards start as such, parts of cards do not."""
+"""Jobs that were queued before qgpu's job_submit was active: whole cards start as such, parts of
+cards do not.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_whole_cards_start_and_parts_do_not(live: Live, install: Callable[[], No
     part = live.submit(script, "--gres=shard:30", *on)
     lying = live.submit(script, "--gres=shard:30", "--job-name=x\n1 gres/gpu=1", *on)
     install()
-    assert [live.tag(job) for job in (whole["one"], part)] == [None, None] or live.tag(part) == "(null)"
+    assert [live.tag(job) for job in (whole["one"], part)] == [None, None] or live.tag(
+        part
+    ) == "(null)"
     for job in (*whole.values(), array, part, lying):
         released(live, job)
     for name, job in whole.items():

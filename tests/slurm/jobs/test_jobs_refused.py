@@ -1,4 +1,6 @@
-"""Requests that cannot be: refused by sbatch, srun and salloc with one sentence that names a way out."""
+"""Requests that cannot be: refused by sbatch, srun and salloc with one sentence that names a way
+out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ OPTION = re.compile(r"--[a-z-]+(?:=[^\s;]*[^\s;,.])?")
 def recommended(sentence: str) -> list[list[str]]:
     """Each request that a sentence recommends: `--gres=...` and the options right behind it."""
     _, _, advice = sentence.partition("write ")
-    advice = advice or sentence.partition("leave it out, ")[2] or sentence.partition("for example ")[2]
+    advice = (
+        advice or sentence.partition("leave it out, ")[2] or sentence.partition("for example ")[2]
+    )
     starts = [match.start() for match in re.finditer("--gres=", advice)]
     requests = []
     for start, end in zip(starts, [*starts[1:], len(advice)], strict=True):
@@ -33,14 +37,23 @@ def recommended(sentence: str) -> list[list[str]]:
 def refusals(live: Live, args: str) -> dict[str, tuple[int, str]]:
     """Exit status and stderr of each client."""
     words = shlex.split(args)
-    calls = [lambda c=command: live.run(*c(words), user="alice", timeout=20) for command in CLIENTS.values()]
+    calls = [
+        lambda c=command: live.run(*c(words), user="alice", timeout=20)
+        for command in CLIENTS.values()
+    ]
     done = together(calls)
-    return {name: (result.returncode, result.stderr) for name, result in zip(CLIENTS, done, strict=True)}
+    return {
+        name: (result.returncode, result.stderr) for name, result in zip(CLIENTS, done, strict=True)
+    }
 
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["args"])
-def test_it_is_refused_with_a_sentence_and_the_advice_is_good(live: Live, case: dict[str, str]) -> None:
-    if live.dialect.before(case.get("from", "")) or not live.dialect.before(case.get("before", "99")):
+def test_it_is_refused_with_a_sentence_and_the_advice_is_good(
+    live: Live, case: dict[str, str]
+) -> None:
+    if live.dialect.before(case.get("from", "")) or not live.dialect.before(
+        case.get("before", "99")
+    ):
         pytest.skip("not for this version")
     said = refusals(live, case["args"])
     assert all(code != 0 for code, _ in said.values()), said
@@ -55,7 +68,10 @@ def test_it_is_refused_with_a_sentence_and_the_advice_is_good(live: Live, case: 
     advice = recommended(sentence)
     assert advice, sentence
     tried = together(
-        [lambda w=w: live.run("sbatch", "--test-only", *w, "--wrap=true", user="alice") for w in advice]
+        [
+            lambda w=w: live.run("sbatch", "--test-only", *w, "--wrap=true", user="alice")
+            for w in advice
+        ]
     )
     for words, result in zip(advice, tried, strict=True):
         assert result.returncode == 0, f"{words}: {result.stderr}"
@@ -82,10 +98,16 @@ def test_other_ways_to_say_it_are_refused_too(live: Live, way: str) -> None:
     script = "#!/bin/bash\n#SBATCH --gres=qgpu:130\ntrue\n"
     calls = {
         "#SBATCH": lambda: live.run("sbatch", user="alice", input=script),
-        "SBATCH_GRES": lambda: live.run("env", "SBATCH_GRES=qgpu:130", "sbatch", "--wrap=true", user="alice"),
+        "SBATCH_GRES": lambda: live.run(
+            "env", "SBATCH_GRES=qgpu:130", "sbatch", "--wrap=true", user="alice"
+        ),
         "SLURM_GRES": lambda: live.run("env", "SLURM_GRES=qgpu:130", "srun", "true", user="alice"),
-        "SALLOC_GRES": lambda: live.run("env", "SALLOC_GRES=qgpu:130", "salloc", "true", user="alice"),
-        "--array": lambda: live.run("sbatch", "--array=1-3", "--gres=qgpu:130", "--wrap=true", user="alice"),
+        "SALLOC_GRES": lambda: live.run(
+            "env", "SALLOC_GRES=qgpu:130", "salloc", "true", user="alice"
+        ),
+        "--array": lambda: live.run(
+            "sbatch", "--array=1-3", "--gres=qgpu:130", "--wrap=true", user="alice"
+        ),
     }
     done = calls[way]()
     assert done.returncode != 0

@@ -1,4 +1,6 @@
-"""Other sites than the sandbox's own: what online reserves, models that differ, partitions that are not managed."""
+"""Other sites than the sandbox's own: what online reserves, models that differ, partitions that
+are not managed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from cli.sandbox import files, services
 from gres.config.site import ConfigError, parse_config
 
 NAP = "exec sleep 100"
-MPS = {"Name=": "Name=mps", "shard": "mps:"}  # how such an entry of a node begins with mps in its place
+# how such an entry of a node begins with mps in its place
+MPS = {"Name=": "Name=mps", "shard": "mps:"}
 
 
 def _as_rendered(_: Path) -> None:
@@ -25,8 +28,9 @@ def _as_rendered(_: Path) -> None:
 def site(
     live: Live, edit: Callable[[str], str], after: Callable[[Path], None] = _as_rendered
 ) -> Iterator[None]:
-    """The sandbox with another qgpu.yaml, all daemons that read it started anew; `after` may change the rendered
-    files of that directory first."""
+    """The sandbox with another qgpu.yaml, all daemons that read it started anew; `after` may
+    change the rendered files of that directory first.
+    """
     sandbox = live.sandbox
     path = sandbox.layout.qgpu_yaml
     before = path.read_text()
@@ -57,13 +61,21 @@ def site(
 def running(live: Live, qos: str, gres: str, *options: str) -> int:
     """A job that sleeps, once it has its grant."""
     job = live.submit(NAP, f"--qos={qos}", f"--gres={gres}", *options)
-    live.until(lambda: live.state(job) == "RUNNING" and job in live.grants(), 20, f"the start of job {job}")
+    live.until(
+        lambda: live.state(job) == "RUNNING" and job in live.grants(), 20, f"the start of job {job}"
+    )
     return job
 
 
-# Jobs in the order of their submission to one node of two cards, and the card of each (None: it waits).
-TABLE = [("online", "qgpu:60,qgpu_mem:8G"), ("online", "qgpu:60,qgpu_mem:8G"), ("offline", "qgpu:60,qgpu_mem:8G"),
-         ("online", "qgpu:100,qgpu_mem:20G"), ("online", "qgpu:10,qgpu_mem:60G")]  # fmt: skip
+# Jobs in the order of their submission to one node of two cards, and the card of each (None: it
+# waits).
+TABLE = [
+    ("online", "qgpu:60,qgpu_mem:8G"),
+    ("online", "qgpu:60,qgpu_mem:8G"),
+    ("offline", "qgpu:60,qgpu_mem:8G"),
+    ("online", "qgpu:100,qgpu_mem:20G"),
+    ("online", "qgpu:10,qgpu_mem:60G"),
+]
 BOTH = [0, 1, 0, None, None]  # online reserves compute and memory
 MEMORY = [0, 0, 0, 0, 1]  # memory only
 
@@ -73,7 +85,11 @@ def placed(live: Live) -> list[int | None]:
     found: list[int | None] = []
     for qos, gres in TABLE:
         job = live.submit(NAP, f"--qos={qos}", f"--gres={gres}", "-w", live.nodes[0])
-        live.until(lambda job=job: job in live.grants() or live.reason(job) == "Resources", 20, f"job {job}")
+        live.until(
+            lambda job=job: job in live.grants() or live.reason(job) == "Resources",
+            20,
+            f"job {job}",
+        )
         found.append(live.place(job)[1] if job in live.grants() else None)
         if found[-1] is None:
             live.cancel(job)
@@ -84,7 +100,9 @@ def placed(live: Live) -> list[int | None]:
 def test_what_online_reserves_decides_which_jobs_share_a_card(live: Live) -> None:
     assert placed(live) == BOTH
     live.empty()
-    with site(live, lambda text: text + "classes: {online: {reserves: [memory], overcommit: 400}}\n"):
+    with site(
+        live, lambda text: text + "classes: {online: {reserves: [memory], overcommit: 400}}\n"
+    ):
         assert placed(live) == MEMORY
 
 
@@ -94,7 +112,10 @@ def spread(text: str) -> str:
 
 def test_shares_are_packed_or_spread_as_qgpu_yaml_says(live: Live) -> None:
     def cards(memory: str) -> list[int]:
-        jobs = [running(live, "offline", f"qgpu:10,qgpu_mem:{memory}", "-w", live.nodes[0]) for _ in range(4)]
+        jobs = [
+            running(live, "offline", f"qgpu:10,qgpu_mem:{memory}", "-w", live.nodes[0])
+            for _ in range(4)
+        ]
         return [live.place(job)[1] for job in jobs]
 
     assert cards("30G") == [0, 0, 1, 1]  # two fit on a card
@@ -142,9 +163,17 @@ def one_partition(text: str) -> str:
     return text.replace('managed_partitions: ["*"]', "managed_partitions: [gpu]")
 
 
-def test_a_part_of_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(live: Live) -> None:
+def test_a_part_of_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(
+    live: Live,
+) -> None:
     with site(live, one_partition):
-        live.ask("scontrol", "create", "PartitionName=free", f"Nodes={','.join(live.nodes)}", "MaxTime=10")
+        live.ask(
+            "scontrol",
+            "create",
+            "PartitionName=free",
+            f"Nodes={','.join(live.nodes)}",
+            "MaxTime=10",
+        )
         tag = "qgpu/1 class=online share=100 mem=79872"
         jobs = [
             live.submit("echo PAYLOAD", "-p", "free", *words)
@@ -156,17 +185,21 @@ def test_a_part_of_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing
         ]
         for text in live.finish(*jobs):
             assert "PAYLOAD" not in text and "without a grant" in text
-        # Whole cards are Slurm's own: with nobody else's share on them they need no tag (docs/adr/0024).
+        # Whole cards are Slurm's own: with nobody else's share on them they need no tag
+        # (docs/adr/0024).
         whole = live.submit("echo PAYLOAD", "-p", "free", "--gres=gpu:1")
         assert live.finish(whole) == ["PAYLOAD\n"]
         assert live.drained() == ""
-        assert not set(jobs) & {job for job, grant in live.grants().items() if grant.state != "refused"}
+        assert not set(jobs) & {
+            job for job, grant in live.grants().items() if grant.state != "refused"
+        }
         live.ask("scontrol", "delete", "PartitionName=free")
 
 
 def test_mps_on_a_node_makes_no_ungoverned_tenant(live: Live) -> None:
-    """The second node has Slurm's mps where the first has shards. What asks for it is refused, by job_submit in
-    managed partitions and by the node in others."""
+    """The second node has Slurm's mps where the first has shards. What asks for it is refused,
+    by job_submit in managed partitions and by the node in others.
+    """
     first, second = live.nodes
 
     def with_mps(etc: Path) -> None:

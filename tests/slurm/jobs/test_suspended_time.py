@@ -1,4 +1,6 @@
-"""Time that online jobs took from offline jobs: given back, bounded by the partition; requeued when it is too much."""
+"""Time that online jobs took from offline jobs: given back, bounded by the partition; requeued
+when it is too much.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_suspended_jobs_get_their_time_back_or_are_requeued(live: Live) -> None:
             (grant,) = live.report(job)[job]["grants"]
             return float(grant["suspended_s"])
 
-        live.until(lambda: min(map(lost, (short, bounded, tired))) > 3, 20, "the ledger of what they lost")
+        live.until(
+            lambda: min(map(lost, (short, bounded, tired))) > 3, 20, "the ledger of what they lost"
+        )
         said = live.ask("qgpu", "extend", "--ahead", "0s").splitlines()
         assert set(said) == {
             f"job {short}: its time limit is now 00:03:00",

@@ -39,7 +39,9 @@ def faults(checks: Checks) -> Checks:
 
 @contextlib.contextmanager
 def changed(path: Path, old: str, new: str) -> Iterator[None]:
-    """A file that is otherwise for a while; it keeps its time of change, as a file that was put back."""
+    """A file that is otherwise for a while; it keeps its time of change, as a file that was put
+    back.
+    """
     text = path.read_text()
     assert old in text, f"{path} has no {old!r}"
     path.write_text(text.replace(old, new))
@@ -94,7 +96,9 @@ def test_daemons_that_are_gone(live: Live) -> None:
     for service, check in (("arbiter", "arbiter"), ("qgpud", "qgpud"), ("slurmd", "slurmd")):
         live.sandbox.kill(node, service, signal.SIGKILL)
         try:
-            live.until(lambda check=check: check in faults(doctor(live)), 20, f"doctor seeing no {service}")
+            live.until(
+                lambda check=check: check in faults(doctor(live)), 20, f"doctor seeing no {service}"
+            )
         finally:
             live.sandbox.start(node, service)
     live.until(lambda: faults(doctor(live)) == {}, 40, "a fit cluster again")
@@ -119,7 +123,17 @@ def test_a_controller_with_another_configuration(live: Live) -> None:
 def test_the_probe_finds_a_governed_job_and_leaves_nothing(live: Live, user: str | None) -> None:
     checks = probe(live, "--qos=online", "--partition=gpu", "--node", live.nodes[1], user=user)
     assert faults(checks) == {}, checks
-    names = ["submit", "grant", "driver", "cap", "registered", "devices", "ledger", "config", "sacct"]
+    names = [
+        "submit",
+        "grant",
+        "driver",
+        "cap",
+        "registered",
+        "devices",
+        "ledger",
+        "config",
+        "sacct",
+    ]
     assert list(checks) == names
     assert "gres/qgpu:online=1" in checks["sacct"]["text"]
     home = live.sandbox.layout.home("alice")
@@ -137,7 +151,9 @@ def test_the_probe_sees_that_the_plugin_is_not_loaded(live: Live) -> None:
 
 def test_the_probe_says_why_it_was_refused(live: Live) -> None:
     found = probe(live, "--partition=nowhere")
-    assert list(found) == ["submit"] and "invalid partition" in found["submit"]["text"].lower(), found
+    assert list(found) == ["submit"] and "invalid partition" in found["submit"]["text"].lower(), (
+        found
+    )
 
 
 def test_a_probe_that_cannot_start_is_cancelled(live: Live) -> None:

@@ -1,4 +1,6 @@
-"""NVML that fails or is gone: what may pass drains no node, what does not pass drains it with its reason."""
+"""NVML that fails or is gone: what may pass drains no node, what does not pass drains it with
+its reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A plugin that disappears after the Prolog, and allocations without a task: what the log and the report say."""
+"""A plugin that disappears after the Prolog, and allocations without a task: what the log and
+the report say.
+"""
 
 from __future__ import annotations
 

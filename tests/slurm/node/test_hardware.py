@@ -1,4 +1,6 @@
-"""Hardware preemption in jobs: a kernel of half a second is taken off the card in its midst, and right afterwards."""
+"""Hardware preemption in jobs: a kernel of half a second is taken off the card in its midst, and
+right afterwards.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from simulator.sim import Interval, control_device, read_trace
 
 KERNEL_NS = 500_000_000
 KERNELS = 14  # so long that online comes in their midst on a slow machine too
-OFFLINE = f"qgpu-workload --json --kernel-us 500000 --iters {KERNEL_NS} --requests {KERNELS} --kernels-per-request 1"
+OFFLINE = (
+    f"qgpu-workload --json --kernel-us 500000 --iters {KERNEL_NS} --requests {KERNELS} "
+    f"--kernels-per-request 1"
+)
 ONLINE = "qgpu-workload --json --kernel-us 500 --iters 500000 --busy 0.05 --idle 0.25 --length 2"
-BOUND_MS = 50  # a tenth of what is left of such a kernel on average, and far above a stall of this machine
+# a tenth of what is left of such a kernel on average, and far above a stall of this machine
+BOUND_MS = 50
 
 
 def tenant(live: Live, node: str, job: int) -> HardwareTenant | None:
@@ -29,7 +35,9 @@ def tenant(live: Live, node: str, job: int) -> HardwareTenant | None:
 
 def summary(text: str) -> dict[str, Any]:
     """The workload's last line."""
-    found: dict[str, Any] = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+    found: dict[str, Any] = json.loads(
+        [line for line in text.splitlines() if line.startswith("{")][-1]
+    )
     return found
 
 
@@ -51,15 +59,21 @@ def test_a_long_kernel_is_stopped_when_online_comes_and_right_afterwards(hardwar
     live = hardware
     offline = live.submit(OFFLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=offline")
     node, card = live.place(offline)
-    live.until(lambda: _state(live, node, offline) == "ready", 20, "the self-test of the offline job")
     live.until(
-        lambda: f"job {offline} ready by schedule through the arbiter" in _doctor(live, node), 20, "its word"
+        lambda: _state(live, node, offline) == "ready", 20, "the self-test of the offline job"
+    )
+    live.until(
+        lambda: f"job {offline} ready by schedule through the arbiter" in _doctor(live, node),
+        20,
+        "its word",
     )
     online = live.submit(ONLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=online", f"--nodelist={node}")
     assert live.place(online) == (node, card), "both on one card"
     live.until(lambda: (tenant(live, node, offline) or _none()).stops > 0, 20, "the first stop")
     stopped = tenant(live, node, offline)
-    assert stopped is not None and stopped.failures == 0 and stopped.state in ("ready", "stopped"), stopped
+    assert (
+        stopped is not None and stopped.failures == 0 and stopped.state in ("ready", "stopped")
+    ), stopped
     told = [summary(text) for text in live.finish(offline, online, seconds=60)]
     assert [row["errors"] for row in told] == [0, 0] and told[0]["kernels"] == KERNELS
 
@@ -71,7 +85,9 @@ def test_a_long_kernel_is_stopped_when_online_comes_and_right_afterwards(hardwar
         "each kernel had exactly its work, however often stopped"
     )
     bursts = [
-        b for b in ev.bursts(calls, 100 * ev.NS_PER_MS) if kernels[0].t_start < b.call < kernels[-1].t_end
+        b
+        for b in ev.bursts(calls, 100 * ev.NS_PER_MS)
+        if kernels[0].t_start < b.call < kernels[-1].t_end
     ]
     assert bursts, "online and offline were on the card at the same time"
     free = sorted(us / 1000 for us in ev.card_free_us(bursts, sorted(kernels)))
@@ -88,14 +104,20 @@ def test_off_by_a_live_change_leaves_kernels_alone(hardware: Live) -> None:
     try:
         shown = live.ask("qgpu", "card", "show", str(card), "--node", node)
         assert "hardware preemption: off because qgpu card set says off" in shown
-        online = live.submit(ONLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=online", f"--nodelist={node}")
+        online = live.submit(
+            ONLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=online", f"--nodelist={node}"
+        )
         assert live.place(online) == (node, card)
         live.wait_gone(online, 60)
         found = tenant(live, node, job)
         assert found is None or found.stops == 0, found
     finally:
         live.ask("qgpu", "card", "reset", str(card), "--node", node)
-    live.until(lambda: _state(live, node, job) == "ready" or live.queued(job) == "", 20, "it being on again")
+    live.until(
+        lambda: _state(live, node, job) == "ready" or live.queued(job) == "",
+        20,
+        "it being on again",
+    )
     (text,) = live.finish(job, seconds=60)
     assert summary(text)["kernels"] == KERNELS
 

@@ -1,4 +1,6 @@
-"""qgpud stands still (SIGSTOP): jobs that end are noted, jobs that start drain the node in bounded time, others run."""
+"""qgpud stands still (SIGSTOP): jobs that end are noted, jobs that start drain the node in
+bounded time, others run.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ def test_a_daemon_that_hangs(live: Live) -> None:
         assert time.monotonic() - began < 2 * DEADLINE + 15
         assert "qgpud on this node does not answer" in live.drained()
         assert live.state(stays) == "RUNNING", "who runs is not disturbed"
-        assert live.finish(live.submit("echo ran", "-w", live.nodes[1], "--gres=qgpu:10")) == ["ran\n"]
+        assert live.finish(live.submit("echo ran", "-w", live.nodes[1], "--gres=qgpu:10")) == [
+            "ran\n"
+        ]
     finally:
         live.sandbox.kill(node, "qgpud", signal.SIGCONT)
     live.until(
-        lambda: _files(live, node, ends) <= {".over"}, 15, "the grant of the job that ended being reaped"
+        lambda: _files(live, node, ends) <= {".over"},
+        15,
+        "the grant of the job that ended being reaped",
     )
     assert stays in live.grants()
     live.wait_requeued(new)

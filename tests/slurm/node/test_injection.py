@@ -1,4 +1,6 @@
-"""Both ways of injection on live nodes: what a program gets that tries to reach the driver past the shim."""
+"""Both ways of injection on live nodes: what a program gets that tries to reach the driver past
+the shim.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ done = done or cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
 print(sys.argv[3], "error" if done else "cap" if total.value == 4 << 30 else "card", flush=True)
 """
 CLEAN = 'env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" QGPU_SIM_DIR="$QGPU_SIM_DIR"'
-# Name -> command, and what it gets under preload and under mount. D is the driver's directory, C has a copy of it.
+# Name -> command, and what it gets under preload and under mount. D is the driver's directory, C
+# has a copy of it.
 TRIES = {
     "plain": ("$P open libcuda.so.1", "cap", "cap"),
     "unset": ("env -u LD_PRELOAD $P open libcuda.so.1", "card", "cap"),
@@ -46,9 +49,11 @@ TRIES = {
         "card",
         "cap",
     ),
-    # As in a container that binds the driver in, but not what qgpu keeps for the task: no card rather than no cap.
+    # As in a container that binds the driver in, but not what qgpu keeps for the task: no card
+    # rather than no cap.
     "hidden": (
-        "unshare -Urm sh -c 'mount -t tmpfs no /run/qgpu-task; $P open libcuda.so.1 $0' 2>/dev/null",
+        "unshare -Urm sh -c 'mount -t tmpfs no /run/qgpu-task; $P open libcuda.so.1 $0' "
+        "2>/dev/null",
         "cap",
         "error",
     ),
@@ -98,7 +103,9 @@ def _script(live: Live, home: Path) -> str:
     lines = [
         f'export D={live.sandbox.layout.opt}/sim C={home} P="/usr/bin/python3 {home}/probe.py"',
         *(
-            f"{command.replace(' $0', '')} {name}" if "$0" not in command else command.replace("$0", name)
+            f"{command.replace(' $0', '')} {name}"
+            if "$0" not in command
+            else command.replace("$0", name)
             for name, (command, _, _) in TRIES.items()
         ),
         "echo mounts $(grep -c qgpu-task /proc/self/mountinfo)",
@@ -108,17 +115,23 @@ def _script(live: Live, home: Path) -> str:
 
 
 def _mounts(live: Live) -> list[str]:
-    """Mounts of the place that qgpu keeps in a task's namespace, as the nodes and this machine see them."""
+    """Mounts of the place that qgpu keeps in a task's namespace, as the nodes and this machine
+    see them.
+    """
     inside = live.ask("cat", "/proc/self/mountinfo").splitlines()
     here = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [line for line in (*inside, *here) if re.search(r"qgpu-task|ld\.so\.preload|libcuda", line)]
+    return [
+        line for line in (*inside, *here) if re.search(r"qgpu-task|ld\.so\.preload|libcuda", line)
+    ]
 
 
 def test_every_way_past_the_shim(live: Live, place: Path, injection: str) -> None:
     script = _script(live, place)
     jobs = [
         live.submit(script, "--gres=qgpu:30,qgpu_mem:4G"),
-        live.submit(f"cat > task.sh <<'E'\n{script}\nE\nsrun sh task.sh", "--gres=qgpu:30,qgpu_mem:4G"),
+        live.submit(
+            f"cat > task.sh <<'E'\n{script}\nE\nsrun sh task.sh", "--gres=qgpu:30,qgpu_mem:4G"
+        ),
     ]
     for text in live.finish(*jobs):
         got = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
@@ -157,19 +170,29 @@ env -u QGPU_GRANT_FD $work > /dev/null; echo worked-whole $?
 
 
 def test_a_grant_of_another_own_job_gives_nothing(live: Live, place: Path, injection: str) -> None:
-    """Its descriptor, taken from /proc, and the file of a job with whole cards: neither lifts the own limits."""
+    """Its descriptor, taken from /proc, and the file of a job with whole cards: neither lifts
+    the own limits.
+    """
     node = live.nodes[0]
     (place / "other.pid").unlink(missing_ok=True)
-    more = live.submit("echo $$ > other.pid; exec sleep 100", "--gres=qgpu:20,qgpu_mem:8G", f"-w{node}")
+    more = live.submit(
+        "echo $$ > other.pid; exec sleep 100", "--gres=qgpu:20,qgpu_mem:8G", f"-w{node}"
+    )
     whole = live.submit("exec sleep 100", "--gres=gpu:1", f"-w{node}")
     assert live.grant(whole).state == "whole"
     run_dir = live.sandbox.layout.node(node).run_dir
-    words = {"opt": live.sandbox.layout.opt, "home": place, "grants": run_dir / "grants", "whole": whole}
+    words = {
+        "opt": live.sandbox.layout.opt,
+        "home": place,
+        "grants": run_dir / "grants",
+        "whole": whole,
+    }
     thief = live.submit(STEALS.format(**words), "--gres=qgpu:30,qgpu_mem:4G", f"-w{node}")
     (text,) = live.finish(thief, seconds=60)
     live.cancel(more, whole)
     got = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
-    # The job's own file, or mount, counts where the shown grant is another job's: 4 GiB, never the 8 of the other.
+    # The job's own file, or mount, counts where the shown grant is another job's: 4 GiB, never the
+    # 8 of the other.
     assert (got.get("shown"), got.get("worked-shown")) == ("cap", "0"), text
     if injection == "mount":
         assert (got.get("whole"), got.get("worked-whole")) == ("cap", "0"), text
@@ -194,8 +217,12 @@ def test_a_job_finds_the_names_of_the_nodes_driver(live: Live, place: Path, inje
     assert len(names - there) > 100
     (place / "names").write_text("\n".join(sorted(names)))
     (place / "names.py").write_text(NAMES)
-    (text,) = live.finish(live.submit(f"/usr/bin/python3 {place}/names.py {place}/names", "--gres=qgpu:30"))
-    found = {line.split()[1]: line.split()[2:] for line in text.splitlines() if line.startswith("name ")}
+    (text,) = live.finish(
+        live.submit(f"/usr/bin/python3 {place}/names.py {place}/names", "--gres=qgpu:30")
+    )
+    found = {
+        line.split()[1]: line.split()[2:] for line in text.splitlines() if line.startswith("name ")
+    }
     assert found == {name: [str(name in there)] * 2 for name in names}
 
 

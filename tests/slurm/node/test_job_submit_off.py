@@ -1,4 +1,6 @@
-"""slurmctld without qgpu's job_submit: `qgpu guard` holds what waits, and ends what runs with a sentence."""
+"""slurmctld without qgpu's job_submit: `qgpu guard` holds what waits, and ends what runs with a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def without_us(request: pytest.FixtureRequest, live: Live) -> Iterator[None]:
     etc = live.sandbox.layout.etc
     path = etc / ("slurm-qgpu.conf" if request.param == "no-plugin" else "job_submit.lua")
     text = path.read_text()
-    path.write_text(text.replace("JobSubmitPlugins=lua\n", "") if request.param == "no-plugin" else IDLE)
+    path.write_text(
+        text.replace("JobSubmitPlugins=lua\n", "") if request.param == "no-plugin" else IDLE
+    )
     assert path.read_text() != text
     live.sandbox.restart_controller()
     yield
@@ -53,13 +57,26 @@ def test_jobs_that_job_submit_did_not_see(live: Live, without_us: None) -> None:
 
 
 def test_what_passed_job_submit_is_left(live: Live) -> None:
-    asked = ["qgpu:30", "qgpu:offline:30", "qgpu:h200:30", "qgpu:10,qgpu_mem:4G", "qgpu:100", "gpu:1"]
+    asked = [
+        "qgpu:30",
+        "qgpu:offline:30",
+        "qgpu:h200:30",
+        "qgpu:10,qgpu_mem:4G",
+        "qgpu:100",
+        "gpu:1",
+    ]
     accepted = [
         int(done.stdout)
         for gres in asked
         if not (
             done := live.run(
-                "sbatch", "--parsable", "-H", f"--gres={gres}", "--wrap=true", user="alice", cwd="/tmp"
+                "sbatch",
+                "--parsable",
+                "-H",
+                f"--gres={gres}",
+                "--wrap=true",
+                user="alice",
+                cwd="/tmp",
             )
         ).returncode
     ]

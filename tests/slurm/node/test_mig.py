@@ -1,4 +1,6 @@
-"""MIG instances as cards in a real Slurm: placed, constrained and capped one by one, on the simulator."""
+"""MIG instances as cards in a real Slurm: placed, constrained and capped one by one, on the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,23 @@ from cli.sandbox.cluster import Sandbox
 from cli.sandbox.options import SandboxOptions
 from cli.sandbox.services import slurm_version
 
-NEW = tuple(int(part) for part in slurm_version().split(".")[:2]) >= (23, 11) if slurm_version() else False
+NEW = (
+    tuple(int(part) for part in slurm_version().split(".")[:2]) >= (23, 11)
+    if slurm_version()
+    else False
+)
 pytestmark = pytest.mark.skipif(not NEW, reason="Slurm shares MIG instances from 23.11 on")
 
-# Which instance the task was told, and which device files of instances its cgroup lets it open; it ends when all run.
-# No driver is behind the files: what the cgroup allows fails with ENXIO, what it does not with EPERM.
+# Which instance the task was told, and which device files of instances its cgroup lets it open; it
+# ends when all run. No driver is behind the files: what the cgroup allows fails with ENXIO, what it
+# does not with EPERM.
 LOOK = """
 touch MEET/$SLURM_JOB_ID
 until [ $(ls MEET | wc -l) = 8 ]; do sleep 0.1; done
 open=
-for f in CARDS/qgpusim[0-9]*; do (: <>$f) 2>&1 | grep -q permitted || open="$open ${f##*qgpusim}"; done
+for f in CARDS/qgpusim[0-9]*; do
+    (: <>$f) 2>&1 | grep -q permitted || open="$open ${f##*qgpusim}"
+done
 echo $CUDA_VISIBLE_DEVICES$open
 """
 

@@ -1,5 +1,7 @@
-"""The native GRES plugins in a live cluster of their own: what they carry, what forging a tag brings, what a wrong
-version does. Skipped, with the reason, where the exact source of this Slurm cannot be had."""
+"""The native GRES plugins in a live cluster of their own: what they carry, what forging a tag
+brings, what a wrong version does. Skipped, with the reason, where the exact source of this Slurm
+cannot be had.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_both_plugins_are_loaded_and_the_node_is_found_valid(live: Live) -> None
     for name in native_gres.PLUGINS:
         argv = ["nm", "-D", "--defined-only", str(plugins / name)]
         symbols = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        assert len(re.findall(r" T gres_p_\w+", symbols)) == (13 if live.sandbox.plan.slurm < "23.02" else 11)
+        assert len(re.findall(r" T gres_p_\w+", symbols)) == (
+            13 if live.sandbox.plan.slurm < "23.02" else 11
+        )
         assert not re.search(r" [TDBR] qgn_", symbols)
     log = live.paths(live.nodes[0]).log("slurmd").read_text()
     assert "Incompatible" not in log and "gres.conf: " not in log
@@ -121,7 +125,10 @@ def test_variables_of_job_step_and_task(live: Live) -> None:
 
 def test_a_whole_card_asked_for_inside_a_share_inherits_no_shards(live: Live) -> None:
     """Nor is it refused for them: SPANK tells real parts of a card by SLURM_SHARDS_ON_NODE."""
-    inner = f"sbatch --wait --gres=gpu:1 --output=inner.out <<'END'\n#!/bin/bash\nsrun bash -c \"{VARIABLES}\"\nEND"
+    inner = (
+        f"sbatch --wait --gres=gpu:1 --output=inner.out <<'END'\n#!/bin/bash\nsrun bash -c "
+        f'"{VARIABLES}"\nEND'
+    )
     job = live.submit(inner, "--qos=online", "--gres=qgpu:30")
     live.finish(job, seconds=60)
     inside = (live.sandbox.layout.home("alice") / "inner.out").read_text().split()
@@ -146,7 +153,9 @@ def test_reconfigure_while_a_job_runs_changes_nothing(live: Live) -> None:
 
 @dataclass(frozen=True)
 class Forgery:
-    """What a user writes where no job_submit stands in the way, and what becomes of it (None: refused)."""
+    """What a user writes where no job_submit stands in the way, and what becomes of it (None:
+    refused).
+    """
 
     gres: str
     note: str
@@ -163,13 +172,28 @@ FORGERIES = (
     Forgery("qgpu:offline:10,shard:10,qgpu_mem:8G", "qgpu/1 whole", ("active", "offline")),
     Forgery("qgpu:offline:10,shard:10,qgpu_mem:8G", "qgpu/9 nonsense", ("active", "offline")),
     Forgery("qgpu:offline:10,shard:10,qgpu_mem:8G", "", ("active", "offline")),
-    Forgery("shard:10", "qgpu/1 class=online share=100 mem=70000", None, "only as Slurm allocated it"),
+    Forgery(
+        "shard:10", "qgpu/1 class=online share=100 mem=70000", None, "only as Slurm allocated it"
+    ),
     Forgery("shard:10", "qgpu/1 whole", None, "a note that says it has a whole card"),
-    # what slurmctld makes of --gres=gpu:1 where it has just been restarted and knows no card of the node
+    # what slurmctld makes of --gres=gpu:1 where it has just been restarted and knows no card of the
+    # node
     Forgery("gpu:0", "qgpu/1 whole", None, "asked for whole cards, but Slurm gave it no card"),
-    Forgery("qgpu:offline:10,shard:10", "qgpu/1 class=online share=9 mem=9", None, "allocated no qgpu_mem"),
-    Forgery("qgpu_mem:8G,shard:10", "qgpu/1 class=online share=9 mem=9", None, "class of its qgpu is 'none'"),
-    Forgery("qgpu:offline:9,qgpu:online:9,shard:9,qgpu_mem:8G", "", None, "must be online or offline"),
+    Forgery(
+        "qgpu:offline:10,shard:10",
+        "qgpu/1 class=online share=9 mem=9",
+        None,
+        "allocated no qgpu_mem",
+    ),
+    Forgery(
+        "qgpu_mem:8G,shard:10",
+        "qgpu/1 class=online share=9 mem=9",
+        None,
+        "class of its qgpu is 'none'",
+    ),
+    Forgery(
+        "qgpu:offline:9,qgpu:online:9,shard:9,qgpu_mem:8G", "", None, "must be online or offline"
+    ),
 )
 
 
@@ -180,7 +204,10 @@ def without_job_submit(native: Live) -> Iterator[Callable[[str], str]]:
     before = conf.read_text()
 
     def shown() -> bool:
-        return re.search(r"JobSubmitPlugins += lua", native.ask("scontrol", "show", "config")) is not None
+        return (
+            re.search(r"JobSubmitPlugins += lua", native.ask("scontrol", "show", "config"))
+            is not None
+        )
 
     def reload(text: str, there: bool) -> None:
         conf.write_text(text)
@@ -198,7 +225,9 @@ def test_a_forged_tag_brings_nothing(
 ) -> None:
     """Class, share and memory are those of the allocation, whatever the field says."""
     options = ["--qos=online", f"--gres={forgery.gres}"]
-    job = live.submit("sleep 600", *options, *([without_job_submit(forgery.note)] if forgery.note else []))
+    job = live.submit(
+        "sleep 600", *options, *([without_job_submit(forgery.note)] if forgery.note else [])
+    )
     if forgery.promise is None:
         [said] = live.finish(job)
         assert forgery.says in said
@@ -207,7 +236,8 @@ def test_a_forged_tag_brings_nothing(
     if forgery.note:
         log = live.paths(live.nodes[0]).log("qgpud").read_text()
         assert f"event=tag-overruled job={job} " in log
-    live.empty()  # a slurmctld that reads its configuration while a job completes may miss that it has
+    # a slurmctld that reads its configuration while a job completes may miss that it has
+    live.empty()
 
 
 # ---- a wrong version
@@ -215,8 +245,14 @@ def test_a_forged_tag_brings_nothing(
 
 def _another_micro(plugin: Path) -> None:
     """Make a plugin say that it was built for the micro version before."""
-    symbols = subprocess.run(["nm", "-D", plugin], capture_output=True, text=True, check=True).stdout
-    [offset] = [int(line.split()[0], 16) for line in symbols.splitlines() if line.endswith(" plugin_version")]
+    symbols = subprocess.run(
+        ["nm", "-D", plugin], capture_output=True, text=True, check=True
+    ).stdout
+    [offset] = [
+        int(line.split()[0], 16)
+        for line in symbols.splitlines()
+        if line.endswith(" plugin_version")
+    ]
     raw = bytearray(plugin.read_bytes())
     struct.pack_into("<I", raw, offset, struct.unpack_from("<I", raw, offset)[0] - 1)
     new = plugin.with_suffix(".new")
@@ -252,7 +288,9 @@ def _mismatch(live: Live) -> Iterator[None]:
 
 
 def test_a_wrong_version_stops_no_daemon_and_one_line_gets_the_site_running(live: Live) -> None:
-    """Slurm refuses the plugins and only counts; shares are refused in words until qgpu.yaml says they are gone."""
+    """Slurm refuses the plugins and only counts; shares are refused in words until qgpu.yaml
+    says they are gone.
+    """
     yaml = live.sandbox.layout.qgpu_yaml
     before, node = yaml.read_text(), live.nodes[0]
     with _mismatch(live):
@@ -291,7 +329,11 @@ FAULTS = {
         "Count=200 Count=201",
         "node has 2 cards",
     ),
-    "memory without a unit": ("qgpu_mem:156G qgpu_mem:156", "Count=156G Count=156", "it counts bytes"),
+    "memory without a unit": (
+        "qgpu_mem:156G qgpu_mem:156",
+        "Count=156G Count=156",
+        "it counts bytes",
+    ),
     "no memory": ("qgpu_mem:156G qgpu_mem:0", "Count=156G Count=0", "but no Name=qgpu_mem"),
     "a device file": ("qgpu_mem:156G qgpu_mem:2", "Count=156G File=FILES", "it is a count"),
 }

@@ -25,7 +25,9 @@ def _without_its_line(live: Live, _: Path) -> None:
 
 def _file_offset(library: Path, symbol: str) -> int:
     """Where the value of a symbol lies in the file."""
-    symbols = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
+    symbols = subprocess.run(
+        ["nm", "-D", str(library)], capture_output=True, text=True, check=True
+    ).stdout
     found = re.search(rf"^([0-9a-f]+) \w {symbol}$", symbols, re.MULTILINE)
     assert found, symbols
     words = ["objdump", "-h", "-j", ".rodata", str(library)]
@@ -36,7 +38,9 @@ def _file_offset(library: Path, symbol: str) -> int:
 
 
 def _of_another_slurm(_: Live, plugin: Path) -> None:
-    """The number of Slurm's version in it is that of the release before, as after an update of Slurm."""
+    """The number of Slurm's version in it is that of the release before, as after an update of
+    Slurm.
+    """
     data, place = bytearray(plugin.read_bytes()), _file_offset(plugin, "plugin_version")
     (version,) = struct.unpack_from("<I", data, place)
     assert 22 <= version >> 16 < 40, hex(version)
@@ -45,7 +49,9 @@ def _of_another_slurm(_: Live, plugin: Path) -> None:
 
 
 def _truncated(_: Live, plugin: Path) -> None:
-    """Cut in its header. Cut further behind, the loader itself dies (SIGBUS), with each slurmstepd and sbatch."""
+    """Cut in its header. Cut further behind, the loader itself dies (SIGBUS), with each
+    slurmstepd and sbatch.
+    """
     _replace(plugin, plugin.read_bytes()[:40])
 
 
@@ -69,7 +75,10 @@ def _replace(path: Path, data: bytes) -> None:
 @pytest.fixture
 def plugin(live: Live, tmp_path: Path) -> Iterator[Path]:
     """The node's plugin file, whole again afterwards, as is plugstack.conf."""
-    path, stack = live.sandbox.layout.opt / "lib/qgpu_spank.so", live.sandbox.layout.etc / "plugstack.conf"
+    path, stack = (
+        live.sandbox.layout.opt / "lib/qgpu_spank.so",
+        live.sandbox.layout.etc / "plugstack.conf",
+    )
     shutil.copy2(path, tmp_path / "plugin")
     text = stack.read_text()
     yield path

@@ -1,5 +1,6 @@
-"""`qgpu setup` on a site of its own under a real Slurm: slurmctld and slurmd read the fragments that it wrote, from
-files and configless, a share runs, and limits change while slurmctld runs."""
+"""`qgpu setup` on a site of its own under a real Slurm: slurmctld and slurmd read the fragments
+that it wrote, from files and configless, a share runs, and limits change while slurmctld runs.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,16 @@ from cli.sandbox.cluster import Sandbox
 from cli.sandbox.options import SandboxOptions
 
 QGPU = Path(files.ROOT, ".venv/bin/qgpu")
-OURS = ("slurm-qgpu.conf", "gres.conf", "plugstack.conf", "job_submit.lua", "cli_filter.lua", "prolog", "epilog",
-        "qgpu_tables.lua")  # fmt: skip
+OURS = (
+    "slurm-qgpu.conf",
+    "gres.conf",
+    "plugstack.conf",
+    "job_submit.lua",
+    "cli_filter.lua",
+    "prolog",
+    "epilog",
+    "qgpu_tables.lua",
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +68,27 @@ def setup(live: Live) -> dict[str, Any]:
     """The command, as an admin of this site types it."""
     layout = live.sandbox.layout
     done = subprocess.run(
-        [QGPU, "setup", "--role", "controller", "--role", "node", "--json", "--slurm-conf", layout.slurm_conf,
-         "--config", layout.qgpu_yaml, "--lua-dir", layout.opt / "lua", "--node", live.nodes[0]],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            QGPU,
+            "setup",
+            "--role",
+            "controller",
+            "--role",
+            "node",
+            "--json",
+            "--slurm-conf",
+            layout.slurm_conf,
+            "--config",
+            layout.qgpu_yaml,
+            "--lua-dir",
+            layout.opt / "lua",
+            "--node",
+            live.nodes[0],
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -88,19 +114,27 @@ def restart(live: Live) -> None:
     live.sandbox.restart_controller()
     for node in live.nodes:
         live.sandbox.start(node, "slurmd")
-    live.until(lambda: live.ask("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * 2, 30, "idle nodes")
+    live.until(
+        lambda: live.ask("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * 2, 30, "idle nodes"
+    )
 
 
 def effective(live: Live) -> dict[str, str]:
-    rows = re.findall(r"^([\w\[\]]+)\s*= (.*)$", live.ask("scontrol", "show", "config"), re.MULTILINE)
+    rows = re.findall(
+        r"^([\w\[\]]+)\s*= (.*)$", live.ask("scontrol", "show", "config"), re.MULTILINE
+    )
     return {key: value.strip() for key, value in rows}
 
 
 def test_a_stock_site_runs_shares_after_what_setup_says(live: Live) -> None:
     first = setup(live)
-    assert not first["in_place"] and {row["key"] for row in first["differences"] if row["severity"] == "fail"} == {
-        "GresTypes", "include", "Gres",
-    }  # fmt: skip
+    assert not first["in_place"] and {
+        row["key"] for row in first["differences"] if row["severity"] == "fail"
+    } == {
+        "GresTypes",
+        "include",
+        "Gres",
+    }
     obey(first)
     second = setup(live)
     assert second["in_place"], second["differences"]
@@ -109,9 +143,14 @@ def test_a_stock_site_runs_shares_after_what_setup_says(live: Live) -> None:
     assert told["GresTypes"] == "gpu,shard,qgpu,qgpu_mem" and told["JobSubmitPlugins"] == "lua"
     prologs = {value for key, value in told.items() if re.fullmatch(r"Prolog(\[\d+\])?", key)}
     own = live.sandbox.layout.etc / "own-prolog"
-    assert prologs == {f"{live.sandbox.layout.etc}/qgpu/prolog", *([str(own)] if own.exists() else [])}
+    assert prologs == {
+        f"{live.sandbox.layout.etc}/qgpu/prolog",
+        *([str(own)] if own.exists() else []),
+    }
     assert "Contain" in told["PrologFlags"] and told["TaskPlugin"] == "task/cgroup"
-    script = "echo CARD=$CUDA_VISIBLE_DEVICES $LD_PRELOAD; grep -o 'libcuda[^ ]*' /proc/self/mountinfo"
+    script = (
+        "echo CARD=$CUDA_VISIBLE_DEVICES $LD_PRELOAD; grep -o 'libcuda[^ ]*' /proc/self/mountinfo"
+    )
     job = live.submit(script, "--qos=online", "--gres=qgpu:30")
     text = live.finish(job)[0]
     assert "CARD=0" in text and "libcuda.so.1" in text
@@ -127,7 +166,9 @@ def test_limits_change_without_a_restart(live: Live) -> None:
     try:
         yaml.write_text(old.replace("max_share: 100", "max_share: 20"))
         assert [
-            row["path"].rpartition("/")[2] for row in setup(live)["files"] if row["what"] == "updated"
+            row["path"].rpartition("/")[2]
+            for row in setup(live)["files"]
+            if row["what"] == "updated"
         ] == ["qgpu_tables.lua"]
         done = live.run("sbatch", "--qos=online", "--gres=qgpu:30", "--wrap=true", user="alice")
         assert done.returncode != 0 and "20" in done.stderr
@@ -144,7 +185,9 @@ def test_configless_nodes_get_the_fragments_from_slurmctld(live: Live) -> None:
         file.write("SlurmctldParameters=enable_configless\n")
     told = setup(live)
     wrong = [row for row in told["differences"] if row["severity"] == "fail"]
-    assert {row["write"] for row in wrong} == {f"include qgpu_{n}.conf" for n in ("slurm", "gres", "cgroup")}
+    assert {row["write"] for row in wrong} == {
+        f"include qgpu_{n}.conf" for n in ("slurm", "gres", "cgroup")
+    }
     obey(told)
     assert setup(live)["in_place"]
     stack = layout.etc / "plugstack.conf"
@@ -155,7 +198,8 @@ def test_configless_nodes_get_the_fragments_from_slurmctld(live: Live) -> None:
     inner = (
         "mount -t tmpfs none /run; mkdir -p /run/slurm /run/munge;"
         f" ln -s {layout.munge_socket} /run/munge/munge.socket.2;"
-        f" unset SLURM_CONF; exec slurmd -D -N {node} --conf-server 127.0.0.1:{live.sandbox.plan.port_ctld}"
+        f" unset SLURM_CONF; exec slurmd -D -N {node} --conf-server "
+        f"127.0.0.1:{live.sandbox.plan.port_ctld}"
     )
     argv = live.sandbox.argv(["unshare", "-m", "sh", "-c", inner])
     env = {**live.sandbox.env(), processes.MARK: str(layout.state)}
@@ -163,7 +207,9 @@ def test_configless_nodes_get_the_fragments_from_slurmctld(live: Live) -> None:
         try:
             cache = layout.state / "spool" / node / "conf-cache"
             wait.until(
-                lambda: (cache / "qgpu_gres.conf").exists() or slurmd.poll() is not None, 20, "its files"
+                lambda: (cache / "qgpu_gres.conf").exists() or slurmd.poll() is not None,
+                20,
+                "its files",
             )
             assert slurmd.poll() is None, log.read_text()
             for name in ("slurm", "gres", "cgroup"):
@@ -171,9 +217,13 @@ def test_configless_nodes_get_the_fragments_from_slurmctld(live: Live) -> None:
                     layout.etc / f"qgpu/{name}.conf"
                 ).read_text()
             live.until(
-                lambda: node in live.ask("sinfo", "-h", "-N", "-t", "idle", "-o", "%N"), 30, "the node"
+                lambda: node in live.ask("sinfo", "-h", "-N", "-t", "idle", "-o", "%N"),
+                30,
+                "the node",
             )
-            job = live.submit("echo CARD=$CUDA_VISIBLE_DEVICES", "--qos=online", "--gres=qgpu:30", "-w", node)
+            job = live.submit(
+                "echo CARD=$CUDA_VISIBLE_DEVICES", "--qos=online", "--gres=qgpu:30", "-w", node
+            )
             assert "CARD=0" in live.finish(job)[0]
         finally:
             slurmd.terminate()

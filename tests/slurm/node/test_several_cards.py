@@ -1,4 +1,6 @@
-"""Equal parts of several cards in one job, and that a job with a part of one card is never split."""
+"""Equal parts of several cards in one job, and that a job with a part of one card is never
+split.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from jobs_support import Live, sentence_of, work
 from cli.sandbox import files, plan, services
 from cli.sandbox.services import slurm_version
 
-NEW = tuple(int(part) for part in slurm_version().split(".")[:2]) >= (24, 5) if slurm_version() else False
+NEW = (
+    tuple(int(part) for part in slurm_version().split(".")[:2]) >= (24, 5)
+    if slurm_version()
+    else False
+)
 
 
 def _set(live: Live, text: str) -> None:
@@ -68,8 +74,12 @@ def test_two_cards_in_equal_parts(several: Live) -> None:
 
 
 def test_a_text_of_its_owner_brings_no_card_more(several: Live) -> None:
-    """The tag is written anew behind each text: with what one card of the job has, not with the sum."""
-    job = several.submit("sleep 600", "-H", "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2")
+    """The tag is written anew behind each text: with what one card of the job has, not with the
+    sum.
+    """
+    job = several.submit(
+        "sleep 600", "-H", "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2"
+    )
     field, tag = several.dialect.field, several.tag(job)
     assert tag == "qgpu/1 class=online share=30 mem=4096 cards=2"
     several.ask("scontrol", "update", f"JobId={job}", f"{field}=mine", user="alice")
@@ -99,12 +109,18 @@ def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(sev
     assert several.tag(job) == "qgpu/1 class=online share=30 mem=4096 cards=2"
     several.cancel(job)
     for count in ("1", "2"):
-        alone = several.run("srun", "-N1", f"-n{count}", "--tres-per-task=gres/qgpu:30", "true", user="alice")
+        alone = several.run(
+            "srun", "-N1", f"-n{count}", "--tres-per-task=gres/qgpu:30", "true", user="alice"
+        )
         assert f"--qgpu-cards={count}, or use sbatch" in sentence_of(alone.stderr)
     if several.dialect.before("26.05"):
-        return  # there salloc hands its own words on to srun, whose tasks then have one card (docs/specs/request.md)
+        # there salloc hands its own words on to srun, whose tasks then have one card
+        # (docs/specs/request.md)
+        return
     given = several.run("salloc", *words, "srun", "python3", "-c", WHICH, user="alice")
-    assert len({line for line in given.stdout.splitlines() if line.startswith("card ")}) == 2, given.stderr
+    assert len({line for line in given.stdout.splitlines() if line.startswith("card ")}) == 2, (
+        given.stderr
+    )
     few = several.run("sbatch", "--gres=qgpu:30", "--qgpu-cards=3", "--wrap=true", user="alice")
     assert "no node has more than 2 such card(s)" in sentence_of(few.stderr)
 
@@ -112,7 +128,8 @@ def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(sev
 def test_a_part_of_one_card_is_never_split(several: Live) -> None:
     """Both cards have 40 % left, together 80: what needs 60 waits."""
     jobs = [
-        several.submit("sleep 600", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60") for _ in "ab"
+        several.submit("sleep 600", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60")
+        for _ in "ab"
     ]
     for job in jobs:
         several.wait_state(job, "RUNNING")
@@ -123,7 +140,9 @@ def test_a_part_of_one_card_is_never_split(several: Live) -> None:
     both = several.submit(
         "sleep 600", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:41", "--qgpu-cards=2"
     )
-    several.until(lambda: several.reason(late) not in ("None", ""), 20, "slurmctld's look at the job")
+    several.until(
+        lambda: several.reason(late) not in ("None", ""), 20, "slurmctld's look at the job"
+    )
     assert several.state(late) == several.state(both) == "PENDING"
     assert [len(_on(several, job)) for job in jobs] == [1, 1]
     several.cancel(jobs[0])
@@ -170,6 +189,7 @@ def test_more_tasks_than_cards_get_a_sentence(several: Live) -> None:
 def test_without_the_setting_several_cards_get_a_sentence(live: Live) -> None:
     done = live.run("sbatch", "--gres=qgpu:30", "--qgpu-cards=2", "--wrap", "true", user="alice")
     assert done.returncode != 0
-    assert "qgpu:30 on 2 cards is refused: on this cluster a job has a part of one card" in sentence_of(
-        done.stderr
+    assert (
+        "qgpu:30 on 2 cards is refused: on this cluster a job has a part of one card"
+        in sentence_of(done.stderr)
     )

@@ -13,9 +13,10 @@ def _submit(live: Live, client: str, *options: str, user: str = "alice") -> int:
     """A short job through one of the clients; its number."""
     if client == "sbatch":
         return live.submit("true", *options, user=user)
-    command = {"salloc": ["salloc", *options, "sh", "-c", SAY], "srun": ["srun", *options, "sh", "-c", SAY]}[
-        client
-    ]
+    command = {
+        "salloc": ["salloc", *options, "sh", "-c", SAY],
+        "srun": ["srun", *options, "sh", "-c", SAY],
+    }[client]
     return int(live.ask(*command, user=user).split()[-1])
 
 
@@ -54,7 +55,9 @@ def test_a_bad_size_is_refused_by_the_client(live: Live, client: str, value: str
         user="alice",
     )
     assert done.returncode != 0
-    assert f"qgpu: --qgpu-mem={value} is refused: write a whole number with M, G or T" in done.stderr
+    assert (
+        f"qgpu: --qgpu-mem={value} is refused: write a whole number with M, G or T" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,16 +82,22 @@ def test_help_names_the_options(live: Live, client: str) -> None:
     text = live.run(client, "--help", user="alice").stdout
     for option in ("--qgpu-mem=SIZE", "--qgpu-cards=K"):
         (line,) = (line for line in text.splitlines() if option in line)
-        assert "[qgpu]" in text[text.index(option) :].split("--", 2)[0] + text[text.index(option) :][:120], (
-            line
-        )
+        assert (
+            "[qgpu]"
+            in text[text.index(option) :].split("--", 2)[0] + text[text.index(option) :][:120]
+        ), line
 
 
 def test_the_option_ends_with_its_job(live: Live) -> None:
     """A job that is submitted from inside one with --qgpu-mem has not that memory."""
     home = live.sandbox.layout.home("alice")
-    inner = f"sbatch --parsable -o /dev/null --gres=qgpu:10 --wrap true > {home}/inner.id; srun -n1 true && echo end"
-    (text,) = live.finish(live.submit(f"{inner}; env | grep -i spank", "--gres=qgpu:30", "--qgpu-mem=12G"))
+    inner = (
+        f"sbatch --parsable -o /dev/null --gres=qgpu:10 --wrap true > {home}/inner.id; srun "
+        f"-n1 true && echo end"
+    )
+    (text,) = live.finish(
+        live.submit(f"{inner}; env | grep -i spank", "--gres=qgpu:30", "--qgpu-mem=12G")
+    )
     assert text.strip() == "end"
     tres = _gres(live, int((home / "inner.id").read_text()))
     assert not any(item.startswith("gres/qgpu_mem=12") for item in tres), tres
@@ -98,8 +107,11 @@ def test_a_whole_card_that_is_asked_for_inside_a_share(live: Live) -> None:
     """The outer job's SLURM_SHARDS_ON_NODE is in the environment that the inner one gets."""
     home = live.sandbox.layout.home("alice")
     inner = (
-        f"sbatch --parsable -o {home}/inner.out --gres=gpu:1 --wrap 'echo got ${{SLURM_SHARDS_ON_NODE-none}}'"
+        f"sbatch --parsable -o {home}/inner.out --gres=gpu:1 --wrap 'echo got "
+        f"${{SLURM_SHARDS_ON_NODE-none}}'"
     )
-    live.finish(live.submit(f"echo $SLURM_SHARDS_ON_NODE; {inner} > {home}/inner.id", "--gres=qgpu:30"))
+    live.finish(
+        live.submit(f"echo $SLURM_SHARDS_ON_NODE; {inner} > {home}/inner.id", "--gres=qgpu:30")
+    )
     live.wait_gone(int((home / "inner.id").read_text()))
     assert (home / "inner.out").read_text().startswith("got"), (home / "inner.out").read_text()

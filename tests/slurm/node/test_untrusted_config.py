@@ -23,11 +23,17 @@ def test_a_running_job_outlives_a_qgpu_yaml_that_is_refused(live: Live) -> None:
         before = log.read_text()
         with pytest.raises(SandboxError):
             live.sandbox.start(node, "qgpud")
-        assert "is not used, since others than root could change it" in log.read_text()[len(before) :]
+        assert (
+            "is not used, since others than root could change it" in log.read_text()[len(before) :]
+        )
         go.write_text("")
         (text,) = live.finish(job)
         assert text.endswith("done\n") and live.state(job) == "COMPLETED"
     finally:
         yaml.chmod(0o644)
         live.restore(node)
-    live.until(lambda: job not in live.grants(), 10, "the end of the grant, of which the Epilog left a note")
+    live.until(
+        lambda: job not in live.grants(),
+        10,
+        "the end of the grant, of which the Epilog left a note",
+    )

@@ -14,7 +14,8 @@ from cli.sandbox import processes, wait
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 
-# Tries every card of its node, and says which could be opened as far as the device cgroup is concerned.
+# Tries every card of its node, and says which could be opened as far as the device cgroup is
+# concerned.
 TRY_CARDS = """
 for card in "$QGPU_SIM_DIR"/dev/qgpusim*; do
     if message=$(cat "$card" 2>&1 </dev/null); then echo "$(basename $card) open"; continue; fi
@@ -52,7 +53,9 @@ def test_all_services_run(sandbox: Sandbox) -> None:
     for node in sandbox.node_names:
         for name in ("simgpu", "arbiter", "qgpud", "slurmd"):
             assert services.pop(f"{node}.{name}"), f"{name} of {node} does not run"
-    assert services == dict.fromkeys(["mariadbd", "munged", "namespace", "slurmctld", "slurmdbd"], True)
+    assert services == dict.fromkeys(
+        ["mariadbd", "munged", "namespace", "slurmctld", "slurmdbd"], True
+    )
 
 
 def test_status_and_list_name_it(sandbox: Sandbox) -> None:
@@ -85,7 +88,9 @@ def test_secrets_are_not_readable_by_users(sandbox: Sandbox) -> None:
         sandbox.layout.etc / "slurmdbd.conf",
         sandbox.layout.state / "db",
     ):
-        done = sandbox.run(["ls" if secret.is_dir() else "cat", str(secret)], user="alice", check=False)
+        done = sandbox.run(
+            ["ls" if secret.is_dir() else "cat", str(secret)], user="alice", check=False
+        )
         assert done.returncode != 0
         assert "Permission denied" in done.stderr
 
@@ -149,7 +154,15 @@ def test_a_second_up_is_refused(sandbox: Sandbox) -> None:
 
 def test_the_same_node_names_elsewhere_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        main, ["sandbox", "up", "--name", sandbox.options.name, "--state-dir", "/var/tmp/qgpu-same-names"]
+        main,
+        [
+            "sandbox",
+            "up",
+            "--name",
+            sandbox.options.name,
+            "--state-dir",
+            "/var/tmp/qgpu-same-names",
+        ],
     )
     assert result.exit_code == 1
     assert "has nodes of the same names" in result.output

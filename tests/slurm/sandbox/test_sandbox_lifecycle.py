@@ -72,7 +72,9 @@ def start_up(name: str) -> subprocess.Popen[str]:
 
 # Words of the progress lines after which `up` is killed.
 @pytest.mark.parametrize("moment", ["constrained", "accounts", "slurmctld", "up:"])
-def test_up_killed_in_the_middle_leaves_nothing_after_down(name: str, machine: Machine, moment: str) -> None:
+def test_up_killed_in_the_middle_leaves_nothing_after_down(
+    name: str, machine: Machine, moment: str
+) -> None:
     up = start_up(name)
     assert up.stdout is not None
     lines: list[str] = []
@@ -162,7 +164,9 @@ def test_what_a_killed_up_left_is_cleared_by_the_next_up(name: str, machine: Mac
 def test_a_machine_whose_cgroups_do_not_work_gets_a_cluster_and_a_clear_word(
     name: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """slurmd is told to use a cgroup version that is not mounted; it refuses, and `up` goes on without."""
+    """slurmd is told to use a cgroup version that is not mounted; it refuses, and `up` goes on
+    without.
+    """
     absent = "v2" if cgroups.probe(name)[0] == "v1" else "v1"
     monkeypatch.setattr(cgroups, "probe", lambda tag: (absent, "cgroups that do not work"))
     said: list[str] = []
@@ -188,7 +192,8 @@ def test_a_step_that_fails_is_named_with_its_log_and_nothing_stays(
     said: list[str] = []
     failing = Sandbox(SandboxOptions(name, nodes=1, cards=1), said.append)
     with pytest.raises(
-        SandboxError, match=f"sacctmgr add nonsense qgpu-{name} failed: (?s:.*); read .*slurmdbd.log"
+        SandboxError,
+        match=f"sacctmgr add nonsense qgpu-{name} failed: (?s:.*); read .*slurmdbd.log",
     ):
         failing.up()
     assert remains(failing) == []

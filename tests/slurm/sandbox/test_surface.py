@@ -1,4 +1,6 @@
-"""Every way to submit, as tests/cases/surface.yaml lists them: where jobs land, what they see, what is booked."""
+"""Every way to submit, as tests/cases/surface.yaml lists them: where jobs land, what they see,
+what is booked.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ CASES: list[dict[str, Any]] = yaml.safe_load(
 SEE = """#!/usr/bin/python3
 import errno, os, sys
 marks = {bool(os.environ.get(name)) for name in ("QGPU_GRANT", "QGPU_GRANT_FD")}
-marks.add(bool(os.environ.get("LD_PRELOAD")) or os.path.exists("/run/qgpu-task/grant"))  # preload or mount
+# preload or mount
+marks.add(bool(os.environ.get("LD_PRELOAD")) or os.path.exists("/run/qgpu-task/grant"))
+devices = os.environ.get("QGPU_SIM_DIR", "/nowhere") + "/dev/qgpusim"
 cards = []
 for index in range(16):
     try:
-        os.close(os.open(os.environ.get("QGPU_SIM_DIR", "/nowhere") + f"/dev/qgpusim{index}", os.O_RDWR))
-    except OSError as error:  # nothing drives these devices: ENXIO is what a job that may open one gets
+        os.close(os.open(f"{devices}{index}", os.O_RDWR))
+    except OSError as error:
+        # Nothing drives these devices: ENXIO is what a job that may open one gets.
         if error.errno == errno.ENXIO:
             cards.append(str(index))
 state = {(True,): "governed", (False,): "bare"}.get(tuple(marks), "torn")
-print("SEE", sys.argv[1], state, len(cards), os.environ.get("SLURMD_NODENAME", "-"), ",".join(cards), flush=True)
+node = os.environ.get("SLURMD_NODENAME", "-")
+print("SEE", sys.argv[1], state, len(cards), node, ",".join(cards), flush=True)
 """
 MEET = """#!/bin/bash
 mkdir -p "$HOME/meet-$2"; touch "$HOME/meet-$2/$$-$SLURM_STEP_ID"
@@ -102,7 +108,9 @@ def assert_places(case: dict[str, Any], seen: list[Seen], nodes: list[str]) -> N
     if "same" in case:
         assert len(set.union(*(where[label] for label in case["same"]))) == 1, seen
     for label in case.get("apart", ()):
-        assert all(where[label].isdisjoint(where[other]) for other in case["apart"] if other != label), seen
+        assert all(
+            where[label].isdisjoint(where[other]) for other in case["apart"] if other != label
+        ), seen
     for label, node in case.get("where", {}).items():
         assert {name for name, _ in where[label]} == {nodes[node]}, seen
     if "nodes" in case:
@@ -111,7 +119,9 @@ def assert_places(case: dict[str, Any], seen: list[Seen], nodes: list[str]) -> N
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_surface(live: Live, case: dict[str, Any]) -> None:
-    if live.dialect.before(case.get("since", "")) or not live.dialect.before(case.get("before", "99")):
+    if live.dialect.before(case.get("since", "")) or not live.dialect.before(
+        case.get("before", "99")
+    ):
         pytest.skip("not for this version")
     home = install(live)
     for command in case.get("admin", ()):
@@ -128,7 +138,9 @@ def test_surface(live: Live, case: dict[str, Any]) -> None:
     text = done.stdout + done.stderr
     assert done.returncode == case.get("status", 0), text
     assert case.get("says", "") in text
-    seen = [Seen(*[*line.split(), "-"][1:6]) for line in text.splitlines() if line.startswith("SEE ")]
+    seen = [
+        Seen(*[*line.split(), "-"][1:6]) for line in text.splitlines() if line.startswith("SEE ")
+    ]
     found = Counter(f"{line.label} {line.state} {line.cards}" for line in seen)
     assert found == Counter(case["seen"]), text
     assert_places(case, seen, live.nodes)

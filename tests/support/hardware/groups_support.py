@@ -137,7 +137,9 @@ class GroupsArbiter(s.FakeArbiter):
                 sock.send(self.message(told.uuid, CONTINUE, 0, told.client, 0))
 
     def message(self, uuid: str, action: int, method: int, value: int, serial: int) -> bytes:
-        return bytes(abi.Act(abi.head(abi.MSG_ACT, abi.Act), uuid.encode(), action, method, value, serial))
+        return bytes(
+            abi.Act(abi.head(abi.MSG_ACT, abi.Act), uuid.encode(), action, method, value, serial)
+        )
 
     def hear(self, what: Callable[[], bool], seconds: float = 10.0) -> None:
         """Waits until received messages make it true."""
@@ -244,7 +246,12 @@ class Place:
         )
 
     def program(
-        self, code: str = SERVE, *, preload: str = str(s.SHIM), wrap: tuple[str, ...] = (), **env: str
+        self,
+        code: str = SERVE,
+        *,
+        preload: str = str(s.SHIM),
+        wrap: tuple[str, ...] = (),
+        **env: str,
     ) -> Program:
         """Starts one."""
         fd = s.sealed("grant", self.grant())
@@ -275,7 +282,9 @@ def place(
     )
     try:
         if sim.control_device() is None:
-            pytest.skip("this machine allows no simulated control device (FUSE on a detached mount)")
+            pytest.skip(
+                "this machine allows no simulated control device (FUSE on a detached mount)"
+            )
         arbiter = GroupsArbiter(directory, sim_tools.uuids(sim), lease_ms=lease_ms)
         here = Place(sim, arbiter, directory, [])
         try:

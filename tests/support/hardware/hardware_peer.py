@@ -22,7 +22,9 @@ NOT_READY = 600
 
 
 class Peer:
-    """A context on one card, a registration for its job, and what the card's driver made of the context."""
+    """A context on one card, a registration for its job, and what the card's driver made of the
+    context.
+    """
 
     def __init__(self, run_dir: str, job: int, kind: str, card: int, cards: list[str]) -> None:
         self.cuda = Cuda(card)
@@ -33,7 +35,9 @@ class Peer:
         self.learn()
 
     def register(self) -> None:
-        """With the arbiter that serves now, over a new connection; the end of the one before may be news to it."""
+        """With the arbiter that serves now, over a new connection; the end of the one before may
+        be news to it.
+        """
         if self.tenant is not None:
             self.tenant.close()
         limit = time.monotonic() + 5
@@ -70,7 +74,12 @@ class Peer:
 
     def message(self, flags: int = 0, **changes: object) -> bytes:
         """QG_MSG_GROUPS with the truth, but for the changes."""
-        told = {"client": self.client, "device": self.device, "subdevice": self.subdevice, "uuid": self.uuid}
+        told = {
+            "client": self.client,
+            "device": self.device,
+            "subdevice": self.subdevice,
+            "uuid": self.uuid,
+        }
         told |= {"job": self.job, "groups": self.groups, "channels": self.channels, **changes}
         m = abi.Groups(head=abi.head(abi.MSG_GROUPS, abi.Groups), job_id=told["job"], flags=flags)
         m.uuid = str(told["uuid"]).encode()
@@ -116,7 +125,9 @@ class Peer:
         if do and order["action"] != abi.ACT_SLICE:
             for group in self.groups:
                 self.rm.schedule(self.client, group, order["action"] == abi.ACT_CONTINUE)
-        m = abi.Act(head=abi.head(abi.MSG_ACTED, abi.Act), status=status, count=len(self.groups), **order)
+        m = abi.Act(
+            head=abi.head(abi.MSG_ACTED, abi.Act), status=status, count=len(self.groups), **order
+        )
         m.uuid = self.uuid.encode()
         self.tenant.sock.send(bytes(m))
 

@@ -1,5 +1,7 @@
-"""Support of the tests of the arbiter's hardware preemption: the simulated control device, the real arbiter, and
-processes that hold real groups of it but speak the shim's side of the protocol themselves, so that they can lie."""
+"""Support of the tests of the arbiter's hardware preemption: the simulated control device, the
+real arbiter, and processes that hold real groups of it but speak the shim's side of the protocol
+themselves, so that they can lie.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Program:
 
     def answer(self, seconds: float = 60.0) -> object:
         assert self.process.stdout
-        assert readable_within(self.process.stdout.fileno(), seconds), "no answer: the program hangs"
+        assert readable_within(self.process.stdout.fileno(), seconds), (
+            "no answer: the program hangs"
+        )
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         return json.loads(line)
@@ -113,14 +117,18 @@ class Node:
         """
         program = self.program()
         cards = ", ".join(repr(uuid) for uuid in self.cards)
-        program.ask(f"peer = Peer({str(self.arbiter.run_dir)!r}, {job}, {kind!r}, {card}, [{cards}])")
+        program.ask(
+            f"peer = Peer({str(self.arbiter.run_dir)!r}, {job}, {kind!r}, {card}, [{cards}])"
+        )
         if tell:
             program.ask("peer.tell()")
         return program
 
     def tenant(self, job: int, card: int = 0) -> HardwareTenant:
         """The arbiter's report on it."""
-        found = [t for t in self.link.hardware_tenants() if (t.job_id, t.uuid) == (job, self.cards[card])]
+        found = [
+            t for t in self.link.hardware_tenants() if (t.job_id, t.uuid) == (job, self.cards[card])
+        ]
         assert found, f"job {job} is not known"
         return found[0]
 
@@ -139,7 +147,9 @@ class Node:
         return self.arbiter.log.read_text()
 
     def descriptors(self) -> int:
-        """Files of the control device that the arbiter holds (one belongs to a mount that is attached nowhere)."""
+        """Files of the control device that the arbiter holds (one belongs to a mount that is
+        attached nowhere).
+        """
         held = 0
         for entry in Path(f"/proc/{self.arbiter.process.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -162,8 +172,12 @@ def node(
     try:
         device = sim.control_device()
         if device is None:
-            pytest.skip("this machine allows no simulated control device (FUSE on a detached mount)")
-        with a.arbiter(tmp_path, "--log-level", "debug", *args, binary=binary, prefix=prefix) as one:
+            pytest.skip(
+                "this machine allows no simulated control device (FUSE on a detached mount)"
+            )
+        with a.arbiter(
+            tmp_path, "--log-level", "debug", *args, binary=binary, prefix=prefix
+        ) as one:
             here = Node(sim, one, sim_tools.uuids(sim), device)
             try:
                 yield here

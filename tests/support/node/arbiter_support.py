@@ -24,7 +24,8 @@ from enforcer.wire.link import ArbiterLink, CardSettings
 from gres.grant.store import Grant, GrantCard
 
 ROOT = Path(__file__).resolve().parents[3]
-ARBITER = Path(os.environ.get("QGPU_TEST_ARBITER", ROOT / "build/bin/qgpu-arbiter"))  # or a sanitized one
+# or a sanitized one
+ARBITER = Path(os.environ.get("QGPU_TEST_ARBITER", ROOT / "build/bin/qgpu-arbiter"))
 ARBITER_ASAN = ROOT / "build/test/qgpu-arbiter-asan"
 ARBITER_TSAN = ROOT / "build/test/qgpu-arbiter-tsan"
 ARBITER_NOHW = ROOT / "build/test/qgpu-arbiter-nohw"
@@ -44,7 +45,9 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLI
         time.sleep(0.002)
 
 
-def grant(job_id: int, job_class: str = "offline", share: int = 50, cap: int = 8 * GIB, *cards: str) -> Grant:
+def grant(
+    job_id: int, job_class: str = "offline", share: int = 50, cap: int = 8 * GIB, *cards: str
+) -> Grant:
     """An active grant of the current user."""
     return Grant(
         job_id=job_id,
@@ -53,7 +56,9 @@ def grant(job_id: int, job_class: str = "offline", share: int = 50, cap: int = 8
         node="n1",
         state="active",
         job_class=job_class,  # type: ignore[arg-type]
-        cards=tuple(GrantCard(uuid, i, i, share, cap, 80 * GIB) for i, uuid in enumerate(cards or (CARD,))),
+        cards=tuple(
+            GrantCard(uuid, i, i, share, cap, 80 * GIB) for i, uuid in enumerate(cards or (CARD,))
+        ),
         run_dir="/run/qgpu",
         driver_path="/usr/lib/libcuda.so.1",
         shim_path="/usr/lib/qgpu/1/libcuda.so.1",
@@ -70,7 +75,9 @@ def sealed(content: bytes, seals: int | None = None) -> int:
 
 
 def confined() -> tuple[str, ...]:
-    """A command that takes away what the unit file does not leave the arbiter; only root has more than that."""
+    """A command that takes away what the unit file does not leave the arbiter; only root has
+    more than that.
+    """
     unit = (ROOT / "configs/systemd/qgpu-arbiter.service.in").read_text()
     (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.M)
     kept = ",".join("+" + word.removeprefix("CAP_").lower() for word in line.split())
@@ -101,7 +108,15 @@ class Arbiter:
         self.log = self.run_dir.parent / "arbiter.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, self.binary, "--run-dir", self.run_dir, "--ready-fd", str(write), *self.args],
+                [
+                    *self.prefix,
+                    self.binary,
+                    "--run-dir",
+                    self.run_dir,
+                    "--ready-fd",
+                    str(write),
+                    *self.args,
+                ],
                 pass_fds=[write],
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -151,7 +166,8 @@ def register_message(job_id: int, uuid: str = CARD, mem_used: int = 0) -> bytes:
 
 def let_others_in(path: Path) -> None:
     """Other users may reach what lies in this directory of a test."""
-    for each in (path, *path.parents):  # all of them: each run of pytest shuts the one that all runs share
+    # all of them: each run of pytest shuts the one that all runs share
+    for each in (path, *path.parents):
         if each.stat().st_mode & 0o005 != 0o005:
             each.chmod(0o755)
 

@@ -45,7 +45,9 @@ def status(node: FakeNode) -> dict[str, object]:
 
 
 def as_nobody(action: Callable[[], object]) -> object:
-    """What the action answers in a process of another user; text of an AskError or ViewError as such."""
+    """What the action answers in a process of another user; text of an AskError or ViewError as
+    such.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

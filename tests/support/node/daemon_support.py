@@ -14,7 +14,9 @@ from simulator.fakes import FakeNode
 SHARE = "qgpu/1 class=online share=30 mem=12288"
 
 
-def hook_env(job: int = 9, comment: str = SHARE, gpus: str = "0", uid: int = 1000) -> dict[str, str]:
+def hook_env(
+    job: int = 9, comment: str = SHARE, gpus: str = "0", uid: int = 1000
+) -> dict[str, str]:
     """The variables that slurmd gives a Prolog of the job."""
     base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(uid), "SLURM_JOB_GID": "100"}
     return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus}
@@ -33,7 +35,8 @@ class Serving:
     def __init__(self, node: FakeNode, owner: int = os.geteuid()) -> None:
         self.node = node
         ready = threading.Event()
-        # SQLite objects belong to the thread that made them: everything is made, and given back, there.
+        # SQLite objects belong to the thread that made them: everything is made, and given back,
+        # there.
         self._thread = threading.Thread(target=self._run, args=(ready, owner), daemon=True)
         self._thread.start()
         assert ready.wait(30)

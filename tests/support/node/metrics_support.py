@@ -31,7 +31,9 @@ class Node:
             **more,  # type: ignore[arg-type]
         )
 
-    def sample(self, *tenants: Seen | None, grants: tuple[Grant, ...], util: int | None = 40) -> None:
+    def sample(
+        self, *tenants: Seen | None, grants: tuple[Grant, ...], util: int | None = 40
+    ) -> None:
         self.second += 1
         at = self.second * SECOND
         seen = None if tenants == (None,) else [t for t in tenants if t]
@@ -43,7 +45,9 @@ class Node:
         found: dict[str, dict[tuple[str, ...], float]] = {}
         for family in text_string_to_metric_families(self.publisher.text().decode()):
             for sample in family.samples:
-                labels = tuple(v for k, v in sample.labels.items() if k not in ("node", "uuid", "card"))
+                labels = tuple(
+                    v for k, v in sample.labels.items() if k not in ("node", "uuid", "card")
+                )
                 found.setdefault(sample.name, {})[labels] = sample.value
         return found
 

@@ -27,14 +27,21 @@ for module in (
     importlib.import_module(module)
 
 BUILD = Path(__file__).parents[3] / "build"
-PARTS = ["bin/qgpu-hook", "bin/qgpu-arbiter", "bin/qgpu-simgpu", "bin/qgpu-workload", "lib/qgpu_spank.so"]
+PARTS = [
+    "bin/qgpu-hook",
+    "bin/qgpu-arbiter",
+    "bin/qgpu-simgpu",
+    "bin/qgpu-workload",
+    "lib/qgpu_spank.so",
+]
 USER = 65534
 MIB = 1 << 20
 
 
 class Chain:
-    """A node without slurmd: the test runs the hooks, and the stage plays slurmstepd. `sim`: more words for the
-    simulator; `within`: a command that runs the daemons, as unshare does."""
+    """A node without slurmd: the test runs the hooks, and the stage plays slurmstepd. `sim`:
+    more words for the simulator; `within`: a command that runs the daemons, as unshare does.
+    """
 
     def __init__(
         self,
@@ -69,13 +76,24 @@ class Chain:
         named = f"instances: {cards}" if mig else f'files: "{dev}[0-1]"'
         self.config.write_text(
             f"version: 1\ncluster: t\nrun_dir: {directory}/run\nstate_dir: {directory}/state\n"
-            f"driver: {{libcuda: {self.opt}/sim/libcuda.so.1, nvml: {self.opt}/sim/libnvidia-ml.so.1}}\n"
+            f"driver: {{libcuda: {self.opt}/sim/libcuda.so.1, "
+            f"nvml: {self.opt}/sim/libnvidia-ml.so.1}}\n"
             f"shim: {self.opt}/shim/libcuda.so.1\ndefault_class: offline\n"
             "models: {h200: {memory: 80GiB, reserve: 2GiB}}\nenforcer: {ledger_interval: 200ms}\n"
             f"nodes: [{{names: n1, model: h200, count: 2, {named}}}]\n{more}"
         )
         cut = ["--mig", str(mig)] if mig else []
-        self.ready("bin/qgpu-simgpu", "--dir", f"{directory}/sim", "--node", "n1", "--cards", "2", *cut, *sim)
+        self.ready(
+            "bin/qgpu-simgpu",
+            "--dir",
+            f"{directory}/sim",
+            "--node",
+            "n1",
+            "--cards",
+            "2",
+            *cut,
+            *sim,
+        )
         self.arbiter = self.ready("bin/qgpu-arbiter", "--run-dir", f"{directory}/run")
         self.start_qgpud()
 
@@ -112,9 +130,18 @@ class Chain:
         return subprocess.run([*command, "--deadline-ms", "10000"], env=env, timeout=30).returncode
 
     def task(self, job: int, *options: str) -> subprocess.Popen[str]:
-        stage = [str(self.opt / "test/spank_stage"), str(self.opt / "lib/qgpu_spank.so"), "remote", str(job)]
+        stage = [
+            str(self.opt / "test/spank_stage"),
+            str(self.opt / "lib/qgpu_spank.so"),
+            "remote",
+            str(job),
+        ]
         work = [str(self.opt / "bin/qgpu-workload"), "--json", *options]
-        env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "QGPU_SIM_DIR": f"{self.directory}/sim"}
+        env = {
+            "PATH": "/usr/bin:/bin",
+            "SLURMD_NODENAME": "n1",
+            "QGPU_SIM_DIR": f"{self.directory}/sim",
+        }
         env |= {"LD_LIBRARY_PATH": f"{self.opt}/sim"}
         command = [*stage, str(USER), f"run_dir={self.directory}/run", "--", *work]
         return subprocess.Popen(
@@ -129,7 +156,12 @@ class Chain:
     def qgpu(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """The qgpu command on this node."""
         command = [sys.executable, "-m", "cli.main", *words]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": self.env()}
+        pipes = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "env": self.env(),
+        }
         return subprocess.Popen(command, **(pipes | options))
 
     def said(self, *words: str, **options: Any) -> tuple[int, str, str]:

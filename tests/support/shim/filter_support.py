@@ -10,7 +10,8 @@ MEMBARRIER, EPOLL_PWAIT2 = 324, 441
 # filters are not allowed.
 FILTER = """
 import ctypes, os, struct, sys
-def step(code, jump_true, jump_false, value): return struct.pack("<HBBI", code, jump_true, jump_false, value)
+def step(code, jump_true, jump_false, value):
+    return struct.pack("<HBBI", code, jump_true, jump_false, value)
 code = step(0x20, 0, 0, 0) + step(0x15, 0, 1, int(sys.argv[1]))
 code += step(0x06, 0, 0, 0x00050000 | 38) + step(0x06, 0, 0, 0x7FFF0000)
 text = ctypes.create_string_buffer(code, len(code))

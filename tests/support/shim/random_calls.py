@@ -1,4 +1,5 @@
-"""A random program of driver calls, right and wrong: `random_calls.py SEED STEPS`. Prints each name and result.
+"""A random program of driver calls, right and wrong: `random_calls.py SEED STEPS`. Prints each name
+and result.
 
 Same seed, same program: the next call never depends on an answer that may differ from run to run.
 """
@@ -31,7 +32,9 @@ HANDLES = (
 
 
 class Program:
-    """Handles of each kind, those that are gone among them: a wrong call is as good a question as a right one."""
+    """Handles of each kind, those that are gone among them: a wrong call is as good a question
+    as a right one.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -42,7 +45,9 @@ class Program:
         self.host = c.create_string_buffer(4 * MIB)
         self.kept: list[object] = []  # what calls under way still read
         self.calls = {
-            name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
+            name.removeprefix("do_"): getattr(self, name)
+            for name in dir(self)
+            if name.startswith("do_")
         }
 
     def answer(self, name: str) -> int:
@@ -68,7 +73,9 @@ class Program:
         return status
 
     def over(self, kind: str, name: str, *args: object) -> int:
-        """Ends what is picked. An address that was given back may be anything later, so it is not picked again."""
+        """Ends what is picked. An address that was given back may be anything later, so it is
+        not picked again.
+        """
         handle = self.pick(kind)
         status = self.cuda.raw(name, handle, *args)
         if status == 0:
@@ -96,7 +103,10 @@ class Program:
 
     def do_ctx_create(self) -> int:
         return self.made(
-            "context", "cuCtxCreate_v2", self.random.choice((0, 1, 4)), self.random.choice((0, 0, 0, 9))
+            "context",
+            "cuCtxCreate_v2",
+            self.random.choice((0, 1, 4)),
+            self.random.choice((0, 0, 0, 9)),
         )
 
     def do_ctx_destroy(self) -> int:
@@ -127,7 +137,9 @@ class Program:
         return self.made("stream", "cuStreamCreate", self.random.choice((0, 1, 1, 7)))
 
     def do_stream_priority(self) -> int:
-        return self.made("stream", "cuStreamCreateWithPriority", 1, self.random.choice((0, -1, -99)))
+        return self.made(
+            "stream", "cuStreamCreateWithPriority", 1, self.random.choice((0, -1, -99))
+        )
 
     def do_stream_destroy(self) -> int:
         return self.cuda.raw("cuStreamDestroy_v2", self.stream())
@@ -177,11 +189,17 @@ class Program:
         params = (c.c_void_p * 1)(c.addressof(length))
         name = "cuLaunchKernel" + self.random.choice(("", "_ptsz"))
         grid = self.random.choice((1, 1, 1, 0))
-        return self.cuda.raw(name, self.pick("function"), grid, 1, 1, 1, 1, 1, 0, self.stream(), params, None)
+        return self.cuda.raw(
+            name, self.pick("function"), grid, 1, 1, 1, 1, 1, 0, self.stream(), params, None
+        )
 
     def do_copy_in(self) -> int:
         return self.cuda.raw(
-            "cuMemcpyHtoDAsync_v2", self.pick("memory"), self.host, self.size(4 * MIB), self.stream()
+            "cuMemcpyHtoDAsync_v2",
+            self.pick("memory"),
+            self.host,
+            self.size(4 * MIB),
+            self.stream(),
         )
 
     def do_copy_out(self) -> int:
@@ -190,12 +208,20 @@ class Program:
 
     def do_copy_within(self) -> int:
         return self.cuda.raw(
-            "cuMemcpyDtoDAsync_v2", self.pick("memory"), self.pick("memory"), self.size(), self.stream()
+            "cuMemcpyDtoDAsync_v2",
+            self.pick("memory"),
+            self.pick("memory"),
+            self.size(),
+            self.stream(),
         )
 
     def do_copy_any(self) -> int:
         return self.cuda.raw(
-            "cuMemcpyDtoDAsync_v2_ptsz", self.pick("memory"), self.pick("memory"), self.size(), self.stream()
+            "cuMemcpyDtoDAsync_v2_ptsz",
+            self.pick("memory"),
+            self.pick("memory"),
+            self.size(),
+            self.stream(),
         )
 
     def do_fill(self) -> int:
@@ -215,7 +241,12 @@ class Program:
     def do_pitch(self) -> int:
         pitch = c.byref(c.c_size_t())
         return self.made(
-            "memory", "cuMemAllocPitch_v2", pitch, c.c_size_t(100), c.c_size_t(10), self.random.choice((4, 5))
+            "memory",
+            "cuMemAllocPitch_v2",
+            pitch,
+            c.c_size_t(100),
+            c.c_size_t(10),
+            self.random.choice((4, 5)),
         )
 
     def do_free(self) -> int:
@@ -225,7 +256,9 @@ class Program:
         return self.made("memory", "cuMemAllocAsync", self.room(), self.stream())
 
     def do_alloc_pool(self) -> int:
-        return self.made("memory", "cuMemAllocFromPoolAsync", self.room(), self.pick("pool"), self.stream())
+        return self.made(
+            "memory", "cuMemAllocFromPoolAsync", self.room(), self.pick("pool"), self.stream()
+        )
 
     def do_free_async(self) -> int:
         return self.over("memory", "cuMemFreeAsync", self.stream())
@@ -254,7 +287,12 @@ class Program:
 
     def do_reserve(self) -> int:
         return self.made(
-            "range", "cuMemAddressReserve", c.c_size_t(2 * MIB), c.c_size_t(0), c.c_uint64(0), c.c_uint64(0)
+            "range",
+            "cuMemAddressReserve",
+            c.c_size_t(2 * MIB),
+            c.c_size_t(0),
+            c.c_uint64(0),
+            c.c_uint64(0),
         )
 
     def do_physical(self) -> int:
@@ -263,7 +301,9 @@ class Program:
 
     def do_map(self) -> int:
         place, handle = self.pick("range"), self.pick("physical")
-        return self.cuda.raw("cuMemMap", place, c.c_size_t(2 * MIB), c.c_size_t(0), handle, c.c_uint64(0))
+        return self.cuda.raw(
+            "cuMemMap", place, c.c_size_t(2 * MIB), c.c_size_t(0), handle, c.c_uint64(0)
+        )
 
     def do_unmap(self) -> int:
         return self.cuda.raw("cuMemUnmap", self.pick("range"), c.c_size_t(2 * MIB))
@@ -277,7 +317,9 @@ class Program:
     # ---- graphs and captures
 
     def do_capture(self) -> int:
-        return self.cuda.raw("cuStreamBeginCapture_v2", self.stream(), self.random.choice((0, 1, 2, 2, 2)))
+        return self.cuda.raw(
+            "cuStreamBeginCapture_v2", self.stream(), self.random.choice((0, 1, 2, 2, 2))
+        )
 
     def do_captured(self) -> int:
         out = c.c_uint64()
@@ -290,7 +332,10 @@ class Program:
 
     def do_instantiate(self) -> int:
         return self.made(
-            "exec", "cuGraphInstantiateWithFlags", self.pick("graph"), c.c_uint64(self.random.choice((0, 1)))
+            "exec",
+            "cuGraphInstantiateWithFlags",
+            self.pick("graph"),
+            c.c_uint64(self.random.choice((0, 1))),
         )
 
     def do_graph_launch(self) -> int:

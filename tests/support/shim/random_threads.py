@@ -1,7 +1,8 @@
-"""Several random programs in threads of one process: `random_threads.py SEED STEPS THREADS`. See random_calls.py.
+"""Several random programs in threads of one process: `random_threads.py SEED STEPS THREADS`. See
+random_calls.py.
 
-Each has contexts of its own and what is in them, and another thread goes on with it now and then. Prints the program's
-number, the name and the result of each call.
+Each has contexts of its own and what is in them, and another thread goes on with it now and then.
+Prints the program's number, the name and the result of each call.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Threaded(random_calls.Program):
         "graph_destroy": ("graph", "cuGraphDestroy"),
     }
     INSIDE: Mapping[str, Sequence[str]] = {
-        "context": [kind for kind in random_calls.HANDLES if kind not in ("context", "graph", "exec")],
+        "context": [
+            kind for kind in random_calls.HANDLES if kind not in ("context", "graph", "exec")
+        ],
         "module": ["function"],
     }
 
@@ -65,7 +68,9 @@ class Threaded(random_calls.Program):
         return status
 
     def do_capture(self) -> int:
-        return self.cuda.raw("cuStreamBeginCapture_v2", self.stream(), self.random.choice((1, 2, 2, 2)))
+        return self.cuda.raw(
+            "cuStreamBeginCapture_v2", self.stream(), self.random.choice((1, 2, 2, 2))
+        )
 
 
 def some_steps(program: Threaded, number: int, steps: int) -> None:

@@ -23,7 +23,9 @@ CONTEXT = 300 * MIB
 
 
 def card_uuid(sim: Simulator) -> str:
-    """UUID of the simulated card, asked in a process of its own (the library keeps its connection)."""
+    """UUID of the simulated card, asked in a process of its own (the library keeps its
+    connection).
+    """
     code = (
         "import ctypes as c, sys; n = c.CDLL(sys.argv[1]); n.nvmlInit_v2(); d = c.c_void_p(); "
         "n.nvmlDeviceGetHandleByIndex_v2(0, c.byref(d)); b = c.create_string_buffer(96); "
@@ -46,11 +48,13 @@ def grant_for(uuid: str, run_dir: Path, cap: int) -> bytes:
 
 
 def sanitizer_and_twin(*names: str, kind: str = "asan") -> str:
-    """The shim, or these libraries of it, under AddressSanitizer and UBSan (or "tsan"), in a program that is not: the
-    sanitizer's own library comes first.
+    """The shim, or these libraries of it, under AddressSanitizer and UBSan (or "tsan"), in a
+    program that is not: the sanitizer's own library comes first.
     """
     twins = [s.BUILD / "test" / f"shim-{kind}" / name for name in names or ("libcuda.so.1",)]
-    libraries = subprocess.run(["ldd", str(twins[0])], capture_output=True, text=True, check=True).stdout
+    libraries = subprocess.run(
+        ["ldd", str(twins[0])], capture_output=True, text=True, check=True
+    ).stdout
     sanitizer = next(line.split()[2] for line in libraries.splitlines() if f"lib{kind}" in line)
     return ":".join([sanitizer, *map(str, twins)])
 
@@ -109,7 +113,8 @@ class Program:
         """Waits for a step; the bytes that the process holds by the card."""
         words = self.line().split()
         assert words[0] == name, words
-        if name == "begin" and self.governed:  # on a busy machine cuInit may return before the answer
+        # on a busy machine cuInit may return before the answer
+        if name == "begin" and self.governed:
             self.node.until(lambda: self.process.pid in self.node.arbiter.slots)
             self.node.arbiter.name_slot(self.process.pid)
         return int(words[1])
@@ -150,10 +155,14 @@ class Node:
         self.programs: list[Program] = []
 
     def run(self, name: str, *words: str, governed: bool = True, sanitizer: str = "") -> Program:
-        """Starts a small program, under the shim (or its twin with "asan" or "tsan") or as a process of no job."""
+        """Starts a small program, under the shim (or its twin with "asan" or "tsan") or as a
+        process of no job.
+        """
         shim = sanitizer_and_twin(kind=sanitizer) if sanitizer else str(s.SHIM)
         preload = {"LD_PRELOAD": shim} if governed else {}
-        preload |= {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "exitcode=66"} if sanitizer else {}
+        preload |= (
+            {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "exitcode=66"} if sanitizer else {}
+        )
         program = Program(self, [str(s.BUILD / "test" / f"shim-{name}"), *words], preload)
         self.programs.append(program)
         return program
@@ -187,7 +196,9 @@ def node(directory: Path, cap: int = CAP) -> Iterator[Node]:
 
 
 def walk(directory: Path, name: str, steps: list[tuple[str, int]], sanitizer: str = "") -> str:
-    """A program from its first step to its last, each with the MiB that ledger and card must show; its stderr."""
+    """A program from its first step to its last, each with the MiB that ledger and card must
+    show; its stderr.
+    """
     with node(directory) as running:
         program = running.run(*name.split(), sanitizer=sanitizer)
         for step, used in steps:

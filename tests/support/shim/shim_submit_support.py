@@ -1,4 +1,6 @@
-"""Support of test_shim_submit_groups.py: programs that submit one call at a time, and a gate that is closed then."""
+"""Support of test_shim_submit_groups.py: programs that submit one call at a time, and a gate
+that is closed then.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from simulator.sim import Interval, Kind
 ONLINE, OFFLINE = 1, 2
 PROBE = (Kind.DTOH, 64)  # how a program reads its results (submit.h)
 BLANK = (Kind.HTOD, 64)
-LOOKS = 15 * 64  # those before a call may be in one sum with it: together they are not worth a launch
+# those before a call may be in one sum with it: together they are not worth a launch
+LOOKS = 15 * 64
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,11 @@ class Step:
         name, kind, launches, copied, truth = line.split()
         pieces = [part.split(":") for part in truth.split(",")] if truth != "-" else []
         return cls(
-            name, kind, int(launches), int(copied), tuple((Kind[k.upper()], int(n)) for k, n in pieces)
+            name,
+            kind,
+            int(launches),
+            int(copied),
+            tuple((Kind[k.upper()], int(n)) for k, n in pieces),
         )
 
 
@@ -48,7 +55,11 @@ class Program:
     """One of the small programs as a task of the offline job."""
 
     def __init__(self, site: Site, name: str, sanitized: bool) -> None:
-        env = {"LD_PRELOAD": sanitizer_and_twin(), "ASAN_OPTIONS": "detect_leaks=0"} if sanitized else {}
+        env = (
+            {"LD_PRELOAD": sanitizer_and_twin(), "ASAN_OPTIONS": "detect_leaks=0"}
+            if sanitized
+            else {}
+        )
         self.process = site.rig.spawn(
             [BUILD / "test" / f"shim-{name}"],
             site.rig.grants[OFFLINE],
@@ -80,7 +91,9 @@ class Program:
 
 
 class Site:
-    """A node of two cards; this process is the online tenant, and a second process of the offline job that watches."""
+    """A node of two cards; this process is the online tenant, and a second process of the
+    offline job that watches.
+    """
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -108,7 +121,9 @@ class Site:
 
     def stats(self) -> TenantStats:
         """What the arbiter has measured of the offline job on the first card."""
-        return next(t for t in self.rig.link.stats() if (t.job_id, t.uuid) == (OFFLINE, self.rig.uuids[0]))
+        return next(
+            t for t in self.rig.link.stats() if (t.job_id, t.uuid) == (OFFLINE, self.rig.uuids[0])
+        )
 
     def close(self) -> None:
         self.online.close()
@@ -130,7 +145,9 @@ def launches(slot: abi.ProcSlot) -> int:
 
 
 def take(one: Site, program: Program, step: Step) -> None:
-    """One call with the gate closed, from its announcement to the program's word that the result is right."""
+    """One call with the gate closed, from its announcement to the program's word that the result
+    is right.
+    """
     slot = one.slot(program.process.pid)
     before = launches(slot), slot.copy_bytes
     one.close_gate()
@@ -159,7 +176,9 @@ def ran(one: Site, pid: int, since: int) -> list[Interval]:
     return [
         piece
         for piece in one.rig.trace()
-        if piece.pid == pid and piece.t_submit >= since and (piece.kind, piece.work) not in (PROBE, BLANK)
+        if piece.pid == pid
+        and piece.t_submit >= since
+        and (piece.kind, piece.work) not in (PROBE, BLANK)
     ]
 
 

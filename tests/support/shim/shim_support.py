@@ -1,4 +1,6 @@
-"""Support of the shim's tests: grants, an arbiter whose gate the test moves by hand, the probe program."""
+"""Support of the shim's tests: grants, an arbiter whose gate the test moves by hand, the probe
+program.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,17 @@ def grant_bytes(
     uid: int = 0,
 ) -> bytes:
     """A struct qg_grant for job 4711 with one card per cap."""
-    page = abi.GrantPage(abi.MAGIC, abi.GRANT_VERSION, ctypes.sizeof(abi.GrantPage), state, 4711, uid)
+    page = abi.GrantPage(
+        abi.MAGIC, abi.GRANT_VERSION, ctypes.sizeof(abi.GrantPage), state, 4711, uid
+    )
     page.job_class, page.ncards, page.created_ns = abi.CLASS_OFFLINE, len(caps), 1
     page.node, page.run_dir, page.injection = b"n1", bytes(run_dir), injection
     page.driver_path, page.shim_path = bytes(driver), bytes(SHIM)
     for number, cap in enumerate(caps):
         uuid = uuids[number] if uuids else UUID.format(number + 1)
-        page.cards[number] = abi.GrantCardPage(uuid.encode(), share=30, mem_cap=cap, mem_total=80 * GIB)
+        page.cards[number] = abi.GrantCardPage(
+            uuid.encode(), share=30, mem_cap=cap, mem_total=80 * GIB
+        )
     return bytes(page)
 
 
@@ -214,7 +220,9 @@ class FakeArbiter:
     def run(self) -> None:
         """The thread."""
         while True:
-            found = ready([self.listener.fileno(), self.stop_read, *(c.fileno() for c in self.clients)], 3600)
+            found = ready(
+                [self.listener.fileno(), self.stop_read, *(c.fileno() for c in self.clients)], 3600
+            )
             if self.stop_read in found:
                 return
             for sock in [self.listener, *self.clients]:
@@ -257,7 +265,9 @@ class FakeArbiter:
         tenant.asked.append(asked.mem_used)
         slot = self.slots.setdefault(pid, len(self.slots))
         answer = self.registered(version, status, slot)
-        fds = array.array("i", [tenant.gate.fd, tenant.job.fd, tenant.doorbell] if not status else [])
+        fds = array.array(
+            "i", [tenant.gate.fd, tenant.job.fd, tenant.doorbell] if not status else []
+        )
         tenant.beat()
         sock.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else [])
         return True
@@ -314,7 +324,10 @@ class Probe:
 
 def in_usual_place(driver: Path = STUB) -> tuple[str, ...]:
     """A command before a program: this driver is where a shim without a grant searches it."""
-    script = "D=/run/opengl-driver/lib; mount -t tmpfs none /run && mkdir -p $D && cp $0 $D/libcuda.so.1 && exec $*"
+    script = (
+        "D=/run/opengl-driver/lib; mount -t tmpfs none /run && mkdir -p $D && cp $0 "
+        "$D/libcuda.so.1 && exec $*"
+    )
     return ("unshare", "--mount", "sh", "-c", script, str(driver))
 
 
@@ -325,7 +338,9 @@ def launch(
     wrap: tuple[str, ...] = (),
     shim: Path = SHIM,
 ) -> Probe:
-    """Starts the probe with the shim preloaded and this environment. wrap: a command in front of it."""
+    """Starts the probe with the shim preloaded and this environment. wrap: a command in front of
+    it.
+    """
     base = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(shim), "QGPU_TEST_STUB": str(STUB)}
     twin = shim.with_name("shim-probe")  # a sanitizer's shim needs a program of the same kind
     process = subprocess.Popen(

@@ -21,8 +21,8 @@ from simulator.simcontrol import ControlCall, read_control_log
 PIDFD_GETFD = 438
 NO_DEVICE = "this machine allows no control device of the simulator (FUSE)"
 
-# A client process that evaluates the lines it is sent; g: CUDA, s: a stream, r: its file of the control device,
-# C: its client, gr/up/down: the groups of its first context, sub: its subdevice.
+# A client process that evaluates the lines it is sent; g: CUDA, s: a stream, r: its file of the
+# control device, C: its client, gr/up/down: the groups of its first context, sub: its subdevice.
 LOOP = """
     import sim_rm, signal
     from sim_rm import *

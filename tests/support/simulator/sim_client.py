@@ -1,4 +1,6 @@
-"""A thin ctypes client of the simulated libcuda; runs in processes of its own (see sim_tools.run)."""
+"""A thin ctypes client of the simulated libcuda; runs in processes of its own (see
+sim_tools.run).
+"""
 
 from __future__ import annotations
 

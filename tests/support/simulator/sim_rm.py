@@ -1,4 +1,5 @@
-"""The control device of the simulated driver from inside a client process: calls in the published layouts.
+"""The control device of the simulated driver from inside a client process: calls in the published
+layouts.
 
 Layouts are spelled out here a second time, from the published headers, so that a mistake in
 enforcer/native/abi/qgpu_rm.h shows.
@@ -36,7 +37,9 @@ _DISABLE = struct.Struct("<BxxxIBBxxxxxxQ64I64I")
 
 
 def files() -> list[int]:
-    """Descriptors of the control device: the root of a mount that is attached nowhere, and no directory."""
+    """Descriptors of the control device: the root of a mount that is attached nowhere, and no
+    directory.
+    """
     found = []
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:
@@ -76,7 +79,13 @@ class Rm:
         self._client = 0
 
     def alloc(
-        self, client: int, parent: int, class_id: int, handle: int = 0, params: bytes = b"", wide: bool = True
+        self,
+        client: int,
+        parent: int,
+        class_id: int,
+        handle: int = 0,
+        params: bytes = b"",
+        wide: bool = True,
     ) -> Made:
         buffer = c.create_string_buffer(params, len(params)) if params else None
         address = c.addressof(buffer) if buffer else 0
@@ -92,7 +101,9 @@ class Rm:
         old = _ALLOC.unpack(data)
         return Made(old[6], old[2])
 
-    def make(self, client: int, parent: int, class_id: int, handle: int = 0, params: bytes = b"") -> int:
+    def make(
+        self, client: int, parent: int, class_id: int, handle: int = 0, params: bytes = b""
+    ) -> int:
         """alloc() that has to succeed; the handle."""
         made = self.alloc(client, parent, class_id, handle, params)
         assert made.status == OK, hex(made.status)
@@ -119,7 +130,9 @@ class Rm:
         fcntl.ioctl(self.fd, FREE, data)
         return int(_FREE.unpack(data)[3])
 
-    def dup(self, client: int, parent: int, client_from: int, object_from: int, handle: int = 0) -> Made:
+    def dup(
+        self, client: int, parent: int, client_from: int, object_from: int, handle: int = 0
+    ) -> Made:
         data = bytearray(_DUP.pack(client, parent, handle, client_from, object_from, 0, 99))
         fcntl.ioctl(self.fd, DUP, data)
         back = _DUP.unpack(data)
@@ -138,12 +151,21 @@ class Rm:
         assert self.control(client, group, GET_TIMESLICE, params) == OK
         return int(struct.unpack("<Q", params)[0])
 
-    def preempt(self, client: int, group: int, wait: bool = True, timeout_us: int | None = None) -> int:
+    def preempt(
+        self, client: int, group: int, wait: bool = True, timeout_us: int | None = None
+    ) -> int:
         manual = timeout_us is not None
-        return self.control(client, group, PREEMPT, struct.pack("<BBxxI", wait, manual, timeout_us or 0))
+        return self.control(
+            client, group, PREEMPT, struct.pack("<BBxxI", wait, manual, timeout_us or 0)
+        )
 
     def disable(
-        self, client: int, subdevice: int, disable: bool, channels: list[tuple[int, int]], only: bool = False
+        self,
+        client: int,
+        subdevice: int,
+        disable: bool,
+        channels: list[tuple[int, int]],
+        only: bool = False,
     ) -> int:
         clients = [pair[0] for pair in channels] + [0] * (64 - len(channels))
         handles = [pair[1] for pair in channels] + [0] * (64 - len(channels))
@@ -165,7 +187,9 @@ class Rm:
 
     def clients(self, last: int = FIRST_CLIENT + 256) -> list[int]:
         """The clients of this file; libcuda's first one makes its contexts."""
-        return [handle for handle in range(FIRST_CLIENT, last) if self.info(handle, handle, 2) == ROOT]
+        return [
+            handle for handle in range(FIRST_CLIENT, last) if self.info(handle, handle, 2) == ROOT
+        ]
 
     @property
     def client(self) -> int:
@@ -182,6 +206,12 @@ class Rm:
     def of_class(self, class_id: int, client: int = 0, last: int = 0x5C000040) -> list[int]:
         return [handle for handle, kind in self.objects(client, last).items() if kind == class_id]
 
-    def channels(self, group: int, client: int = 0, last: int = 0x5C000040) -> list[tuple[int, int]]:
+    def channels(
+        self, group: int, client: int = 0, last: int = 0x5C000040
+    ) -> list[tuple[int, int]]:
         client = client or self.client
-        return [(client, x) for x in self.of_class(CHANNEL, client, last) if self.info(client, x, 1) == group]
+        return [
+            (client, x)
+            for x in self.of_class(CHANNEL, client, last)
+            if self.info(client, x, 1) == group
+        ]

@@ -1,4 +1,6 @@
-"""Shared by the tests of the simulated driver: starting it, and client code in its own processes."""
+"""Shared by the tests of the simulated driver: starting it, and client code in its own
+processes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ MIB = 1 << 20
 
 
 def make(*targets: str) -> None:
-    done = subprocess.run(["make", "-s", *targets], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["make", "-s", *targets], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -31,11 +35,15 @@ def start(directory: Path, **options: object) -> Simulator:
 
 def client_env(sim: Simulator, **more: str) -> dict[str, str]:
     env = {**os.environ, **sim.env(), **more, "PYTHONPATH": SUPPORT}
-    return {key: value for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES" or key in more}
+    return {
+        key: value for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES" or key in more
+    }
 
 
 def spawn(sim: Simulator, code: str, **more: str) -> subprocess.Popen[str]:
-    text = "import ctypes as c, os, sys, time\nfrom sim_client import Cuda\n" + textwrap.dedent(code)
+    text = "import ctypes as c, os, sys, time\nfrom sim_client import Cuda\n" + textwrap.dedent(
+        code
+    )
     return subprocess.Popen(
         [sys.executable, "-c", text],
         env=client_env(sim, **more),

@@ -1,4 +1,6 @@
-"""What the live tests of jobs share: submitting, asking, waiting with deadlines, reading what nodes know."""
+"""What the live tests of jobs share: submitting, asking, waiting with deadlines, reading what
+nodes know.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ CASES: dict[str, Any] = yaml.safe_load(
 )
 SLACK = 4  # times the deadline of an idle machine, for a busy one
 USABLE = (80 - 2) << 30  # bytes of a card of the sandbox that shares may hold
-GONE = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
+GONE = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+)
 # One iteration of the workload's kernel is a nanosecond on a simulated card.
 KERNEL = ("--kernel-us", "500", "--iters", "500000")
 
@@ -60,7 +64,9 @@ class Live:
 
     # -- commands ------------------------------------------------------------
 
-    def run(self, *words: str, user: str | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, user: str | None = None, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Any command; its exit status is the caller's business."""
         return self.sandbox.run(list(words), user=user, check=False, **more)
 
@@ -68,7 +74,9 @@ class Live:
         """Output of a command that has to succeed."""
         return self.sandbox.run(list(words), user=user).stdout.strip()
 
-    def submit(self, script: str, *options: str, user: str = "alice", output: str = "%j.out") -> int:
+    def submit(
+        self, script: str, *options: str, user: str = "alice", output: str = "%j.out"
+    ) -> int:
         """sbatch a script (stdout and stderr in one file of the user's home); the job's number."""
         words = ["sbatch", "--parsable", f"--output={output}", *options]
         done = self.sandbox.run(words, user=user, input=f"#!/bin/bash\n{script}\n")
@@ -91,7 +99,8 @@ class Live:
         """Fields of `scontrol show job`, empty once slurmctld forgot it."""
         done = self.run("scontrol", "-d", "show", "job", str(job))
         fields: dict[str, str] = {}
-        # Of a heterogeneous job and of an array there are several: each has an empty line behind it.
+        # Of a heterogeneous job and of an array there are several: each has an empty line behind
+        # it.
         blocks = done.stdout.split("\n\n")
         own = [block for block in blocks if block.lstrip().startswith(f"JobId={job} ")]
         for line in (own or blocks)[0].splitlines():
@@ -126,10 +135,14 @@ class Live:
 
     def wait_state(self, job: int, *states: str, seconds: float = 20) -> None:
         """Wait until the job is in one of these states."""
-        self.until(lambda: self.state(job) in states, seconds, f"job {job} becoming {' or '.join(states)}")
+        self.until(
+            lambda: self.state(job) in states, seconds, f"job {job} becoming {' or '.join(states)}"
+        )
 
     def wait_requeued(self, job: int) -> None:
-        """Wait until a job whose Prolog failed is back in the queue, held: what is done to it before may get lost."""
+        """Wait until a job whose Prolog failed is back in the queue, held: what is done to it
+        before may get lost.
+        """
         self.until(
             lambda: self.queued(job) == "PENDING" and self.reason(job).startswith("launch_failed"),
             20,
@@ -137,7 +150,9 @@ class Live:
         )
 
     def wait_gone(self, job: int, seconds: float = 30) -> None:
-        """Wait until the job has ended and its epilogs ran (completing jobs still hold their node)."""
+        """Wait until the job has ended and its epilogs ran (completing jobs still hold their
+        node).
+        """
         self.until(
             lambda: self.state(job) in ("", *GONE) and self.queued(job) == "",
             seconds,
@@ -163,10 +178,11 @@ class Live:
             self.ask("scancel", *map(str, jobs), user=user)
 
     def launched(self, seconds: float = 3) -> None:
-        """Wait until the step daemons of running jobs have started what they run, for a while at most.
+        """Wait until the step daemons of running jobs have started what they run, for a while at
+        most.
 
-        On Slurm 24.11 a kill that came sooner was not enough for a step now and then, and 60 s later slurmd drained its
-        node ("Kill task failed": docs/sandbox.md).
+        On Slurm 24.11 a kill that came sooner was not enough for a step now and then, and 60 s
+        later slurmd drained its node ("Kill task failed": docs/sandbox.md).
         """
         jobs = set(self.ask("squeue", "-h", "-t", "R", "-o", "%A").split())
         end = time.monotonic() + seconds
@@ -188,7 +204,9 @@ class Live:
         return found
 
     def grant(self, job: int) -> Grant:
-        """A job's standing grant, once its Prolog has made it: Slurm calls the job running a moment before."""
+        """A job's standing grant, once its Prolog has made it: Slurm calls the job running a
+        moment before.
+        """
         self.until(lambda: job in self.grants(), 20, f"the grant of job {job}")
         return self.grants()[job]
 
@@ -224,7 +242,9 @@ class Live:
         return self.ask("sacct", "-X", "-n", "-P", "-j", str(job), "-o", fields).split("|")
 
     def wait_sacct(self, job: int | str, *states: str) -> None:
-        """Wait until the database has the job's end (or state), and its QOS: Slurm writes them in steps."""
+        """Wait until the database has the job's end (or state), and its QOS: Slurm writes them
+        in steps.
+        """
 
         def there() -> bool:
             state, *rest = self.sacct(job, "state,qos")
@@ -240,7 +260,9 @@ class Live:
     # -- between tests ------------------------------------------------------------
 
     def repaired(self) -> str:
-        """Nodes that were out of service, with the reasons; they take jobs again: the next test is not to blame."""
+        """Nodes that were out of service, with the reasons; they take jobs again: the next test
+        is not to blame.
+        """
         found = self.drained()
         for node in self.nodes if found else ():
             self.restore(node)
@@ -256,7 +278,9 @@ class Live:
 
 
 def _started(jobs: set[str]) -> bool:
-    """Each job has a step daemon, the extern step's at least, and each of these has a child that is none itself."""
+    """Each job has a step daemon, the extern step's at least, and each of these has a child that
+    is none itself.
+    """
     found: dict[int, str] = {}
     parents: set[int] = set()
     for process in psutil.process_iter(["pid", "ppid", "cmdline"]):

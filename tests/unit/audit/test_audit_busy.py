@@ -32,7 +32,9 @@ class Told:
         measured: bool = True,
         polls: bool = True,
     ) -> Told:
-        """So many looks at one process that works `busy` percent and is charged `booked` percent."""
+        """So many looks at one process that works `busy` percent and is charged `booked`
+        percent.
+        """
         for _ in range(seconds):
             self.now += SECOND
             self.booked += booked * SECOND / 100
@@ -104,7 +106,9 @@ def test_after_an_action_a_whole_new_window_is_sampled():
 @pytest.mark.parametrize("looks_s", [0.7, 1.0, 1.3])
 def test_bursts_of_an_honest_job_are_nothing_to_say_whatever_the_pace(polls_s, looks_s):
     """Idle, then busy: the look after a poll tells of work that the poll did not know."""
-    for idle, works in [(idle, 20) for idle in range(6, 20)] + [(idle, 150) for idle in range(120, 140)]:
+    for idle, works in [(idle, 20) for idle in range(6, 20)] + [
+        (idle, 150) for idle in range(120, 140)
+    ]:
         watch, busy, now = BusyWatch(10 * SECOND, 5, int(polls_s * SECOND)), 0, 0
         ran: list[int] = []  # tenths of a second
         look, poll, polled = looks_s, polls_s, 0
@@ -132,7 +136,9 @@ def test_time_in_which_the_arbiter_could_not_run_begins_a_new_window():
 
 
 def told_above_booked(points: list[_Point], window_ns: int) -> Excess | None:
-    """By the definition: of the window, and booked from a second before the last look that it leaves out."""
+    """By the definition: of the window, and booked from a second before the last look that it
+    leaves out.
+    """
     now = points[-1]
     begins = [p for p in points if p.at_ns <= now.at_ns - window_ns]
     earlier = [p for p in points if begins and p.at_ns <= begins[-1].sampled_ns - SPAN_NS]

@@ -28,7 +28,9 @@ class Failing(FakeNvml):
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         if uuid in self.bad:
-            raise NvmlStuckError("no answer") if self.stuck else NvmlError("NVML says: Unknown Error")
+            raise (
+                NvmlStuckError("no answer") if self.stuck else NvmlError("NVML says: Unknown Error")
+            )
         return super().processes(uuid)
 
     def close(self) -> None:
@@ -79,7 +81,9 @@ def test_others_are_judged_and_the_failure_is_said_once(node, nvml, service, lin
 
 
 def test_library_is_reopened_for_a_new_failure_and_not_for_each_sample(node, nvml, service):
-    """A handle may be of before a reset; but anew it is asked for samples that were counted already."""
+    """A handle may be of before a reset; but anew it is asked for samples that were counted
+    already.
+    """
     nvml.bad = {cards(node)[0]}
     looks(service, 50)
     assert nvml.opened == 1
@@ -132,7 +136,9 @@ def test_dead_on_a_healthy_card_are_released_and_on_the_other_not(node, nvml, se
     assert "gone 9 50" in node.arbiter.calls
 
 
-def test_who_was_registered_on_a_failing_card_is_remembered_for_the_next_arbiter(node, nvml, service):
+def test_who_was_registered_on_a_failing_card_is_remembered_for_the_next_arbiter(
+    node, nvml, service
+):
     bad, _ = cards(node)
     node.arbiter.procs = [ProcessUse(9, bad, 50, GIB)]
     nvml.put(bad, GpuProcess(50, 2 * GIB))

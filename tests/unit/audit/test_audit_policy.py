@@ -102,7 +102,9 @@ def test_new_arbiter_that_knows_the_tenant_begins_a_new_window(node, clock, poli
     assert not lines("audit-busy")
 
 
-def test_work_of_an_unregistered_process_is_that_findings_affair(node, clock, policed, child, lines):
+def test_work_of_an_unregistered_process_is_that_findings_affair(
+    node, clock, policed, child, lines
+):
     service, pid = policed("log"), child()
     node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 90})
     for _ in range(30):
@@ -111,7 +113,9 @@ def test_work_of_an_unregistered_process_is_that_findings_affair(node, clock, po
     assert len(lines("audit-unregistered")) == 1 and not lines("audit-busy")
 
 
-def test_busy_time_is_not_compared_where_the_card_weighs_by_itself(node, clock, policed, child, lines):
+def test_busy_time_is_not_compared_where_the_card_weighs_by_itself(
+    node, clock, policed, child, lines
+):
     service, pid = policed("log"), child()
     service.inspector.weights = True
     node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
@@ -132,10 +136,14 @@ def test_job_above_its_cap_that_comes_again_with_new_processes_is_killed_again(
         node.nvml.put(card(node), GpuProcess(pid, 40 * GIB))
         looks(service, clock, 2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert len(lines("audit-over")) == 3 and all("action=kill" in line for line in lines("audit-over"))
+    assert len(lines("audit-over")) == 3 and all(
+        "action=kill" in line for line in lines("audit-over")
+    )
 
 
-def test_killed_process_that_the_driver_still_lists_is_said_once(node, clock, policed, child, lines):
+def test_killed_process_that_the_driver_still_lists_is_said_once(
+    node, clock, policed, child, lines
+):
     service, pid = policed("kill"), child()
     node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
     node.nvml.put(card(node), GpuProcess(pid, 40 * GIB))
@@ -162,7 +170,9 @@ def held(node, clock, policed, child) -> tuple[NodeService, int]:
     return service, pid
 
 
-def test_stopped_process_that_its_user_continues_is_stopped_again(node, clock, policed, child, lines):
+def test_stopped_process_that_its_user_continues_is_stopped_again(
+    node, clock, policed, child, lines
+):
     service, pid = held(node, clock, policed, child)
     for times in range(1, 6):
         os.kill(pid, signal.SIGCONT)
@@ -171,7 +181,9 @@ def test_stopped_process_that_its_user_continues_is_stopped_again(node, clock, p
         assert is_stopped(pid) and len(lines("event=audit-again")) == times
     os.kill(pid, signal.SIGCONT)
     looks(service, clock, 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, "the sixth time in a minute"
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (
+        "the sixth time in a minute"
+    )
     assert "times=6 action=kill" in lines("event=audit-again")[-1]
     assert len(lines("audit-unregistered")) == 1
 
@@ -220,7 +232,9 @@ def test_administrator_pardons_a_job(node, clock, policed, child, lines):
     other = child()
     node.nvml.put(card(node), GpuProcess(pid, GIB), GpuProcess(other, GIB))
     looks(service, clock, 4)
-    assert not stopped(other) and f"pid={other}" in lines("audit-unregistered")[-1], "said all the same"
+    assert not stopped(other) and f"pid={other}" in lines("audit-unregistered")[-1], (
+        "said all the same"
+    )
     service.epilog(env())
     service.prolog(env(uid=os.getuid()))
     looks(service, clock, 4)
@@ -257,7 +271,9 @@ def test_job_that_holds_no_more_than_its_cap_again_may_go_on(node, clock, police
     assert not stopped(pid)
 
 
-def test_job_that_holds_too_much_a_second_time_is_stopped_a_second_time(node, clock, policed, child, lines):
+def test_job_that_holds_too_much_a_second_time_is_stopped_a_second_time(
+    node, clock, policed, child, lines
+):
     service, pid = policed("stop"), child()
     node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
     for times in (1, 2, 3):
@@ -274,21 +290,29 @@ def test_job_that_holds_too_much_a_second_time_is_stopped_a_second_time(node, cl
 # ---- cards that a job was not granted ------------------------------------------------------------
 
 
-def test_job_on_a_card_that_it_was_not_granted_is_found_and_killed(node, clock, policed, child, lines):
+def test_job_on_a_card_that_it_was_not_granted_is_found_and_killed(
+    node, clock, policed, child, lines
+):
     service, pid = policed("kill"), child()
     stranger = child()
     del node.jobs_of_pids[stranger]
     node.nvml.put(card(node, 1), GpuProcess(pid, GIB), GpuProcess(stranger, GIB))
     looks(service, clock, 4)
     (said,) = lines("event=audit")
-    assert "audit-ungranted job=9" in said and f"card={card(node, 1)}" in said and f"signalled={pid}" in said
+    assert (
+        "audit-ungranted job=9" in said
+        and f"card={card(node, 1)}" in said
+        and f"signalled={pid}" in said
+    )
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert os.waitpid(stranger, os.WNOHANG) == (0, 0), (
         "on a card without grants strangers are nobody's business"
     )
 
 
-def test_job_without_a_grant_here_is_found_on_granted_cards_only(node, clock, policed, child, lines):
+def test_job_without_a_grant_here_is_found_on_granted_cards_only(
+    node, clock, policed, child, lines
+):
     service, pid = policed("kill"), child()
     node.jobs_of_pids[pid] = 4711  # of Slurm's, with a whole card that qgpu does not manage
     for index in (0, 1):
@@ -308,7 +332,9 @@ def test_nothing_is_asked_while_nothing_is_granted(node, clock, policed):
     assert not asked
 
 
-def test_card_without_a_grant_that_fails_is_no_failure_of_the_audit(node, clock, policed, child, lines):
+def test_card_without_a_grant_that_fails_is_no_failure_of_the_audit(
+    node, clock, policed, child, lines
+):
     service, pid = policed("log"), child()
     usage = node.nvml.usage
     broken = card(node, 1)
@@ -335,7 +361,9 @@ def excused_for(service: NodeService, clock: FakeClock, lines, most: int) -> int
     return most
 
 
-def test_stopped_process_is_exempt_for_a_while_without_utilisation(node, clock, policed, child, lines):
+def test_stopped_process_is_exempt_for_a_while_without_utilisation(
+    node, clock, policed, child, lines
+):
     service, pid = policed("log"), child()
     service.inspector.stopped = {pid}.__contains__
     node.nvml.put(card(node), GpuProcess(pid, GIB))
@@ -345,7 +373,7 @@ def test_stopped_process_is_exempt_for_a_while_without_utilisation(node, clock, 
 
 
 def test_another_process_behind_decoys_has_no_exemption_of_its_own(node, clock, policed, lines):
-    """A job with as many registered processes as it may have: the 129th is not excused anew with each number."""
+    """A job with all the registered processes it may have: no new number excuses the 129th anew."""
     service = policed("log")
     node.nvml.tells_busy = False
     node.jobs_of_pids.update(dict.fromkeys(range(10_000, 20_000), 9))

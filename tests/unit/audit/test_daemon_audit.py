@@ -60,7 +60,9 @@ def test_process_of_no_job_or_of_a_job_without_this_card_is_found():
 
 
 def test_arbiters_word_names_the_job_of_a_process_that_proc_does_not():
-    assert kinds(look([(70, GIB)], [(70, GIB)])) == [], "a daemonised child of qgpu run has no ancestor left"
+    assert kinds(look([(70, GIB)], [(70, GIB)])) == [], (
+        "a daemonised child of qgpu run has no ancestor left"
+    )
 
 
 def test_above_the_cap_counts_only_beyond_the_slack():
@@ -75,9 +77,13 @@ def test_whole_card_jobs_are_measured_but_not_judged():
     assert kinds(found) == [] and found.memory == {(9, U): 79 * GIB} and found.overhead == {}
 
 
-@pytest.mark.parametrize(("used", "said"), [(2 * GIB, True), (100 * MIB, True), (GIB + 400 * MIB, False)])
+@pytest.mark.parametrize(
+    ("used", "said"), [(2 * GIB, True), (100 * MIB, True), (GIB + 400 * MIB, False)]
+)
 def test_card_whose_total_is_not_the_sum_of_its_processes_is_said(used, said):
-    assert kinds(look([(50, GIB)], [(50, GIB)], used=used)) == ([("unaccounted", None)] if said else [])
+    assert kinds(look([(50, GIB)], [(50, GIB)], used=used)) == (
+        [("unaccounted", None)] if said else []
+    )
 
 
 def test_total_is_not_compared_where_the_driver_hides_a_process():
@@ -175,7 +181,9 @@ def test_lost_card_does_not_end_the_sample_of_the_others(node, service, lines):
 
 
 def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_exempt(node, service, lines):
-    """`scontrol suspend`, and meanwhile qgpu-arbiter is upgraded: patience begins when the job goes on."""
+    """`scontrol suspend`, and meanwhile qgpu-arbiter is upgraded: patience begins when the job
+    goes on.
+    """
     stopped = {50}
     service.inspector.stopped = stopped.__contains__
     node.jobs_of_pids.update({50: 9, 51: 9})
@@ -195,7 +203,9 @@ def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_exempt(node, 
     stopped.clear()
     for _ in range(5):
         service.sample_cards()
-    assert len(lines("audit-unregistered")) == 2, "whom the administrator lets go on is not found again"
+    assert len(lines("audit-unregistered")) == 2, (
+        "whom the administrator lets go on is not found again"
+    )
 
 
 def test_one_process_more_than_a_job_may_have_waits_and_is_exempt(node, service, lines):
@@ -211,7 +221,9 @@ def test_one_process_more_than_a_job_may_have_waits_and_is_exempt(node, service,
     del node.arbiter.procs[0]
     for _ in range(3):
         service.sample_cards()
-    assert any("pid=1128" in line for line in lines("audit-unregistered")), "a place is free: it has no shim"
+    assert any("pid=1128" in line for line in lines("audit-unregistered")), (
+        "a place is free: it has no shim"
+    )
 
 
 def test_stopped_process_whose_kernels_run_on_is_found(node, service, lines):
@@ -247,7 +259,10 @@ def test_kill_reaches_only_the_jobs_process():
 def test_process_of_another_user_is_left_alone_even_in_the_jobs_cgroup():
     process = child()
     try:
-        assert send_action("kill", [process.pid], grant(uid=os.getuid() + 1), {process.pid: 9}.get) == []
+        assert (
+            send_action("kill", [process.pid], grant(uid=os.getuid() + 1), {process.pid: 9}.get)
+            == []
+        )
         assert process.poll() is None
     finally:
         process.kill()

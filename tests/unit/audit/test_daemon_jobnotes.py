@@ -40,7 +40,9 @@ def test_a_job_is_notified_once(scontrol: Path) -> None:
     notes.notify(finding(8), "kill")
     words = said(scontrol, notes)
     assert words.count("notify") == 2 and "7" in words and "8" in words
-    assert any("process 12 of this job uses card GPU-1 without qgpu's library" in word for word in words)
+    assert any(
+        "process 12 of this job uses card GPU-1 without qgpu's library" in word for word in words
+    )
     assert any("It was killed." in word for word in words)
 
 

@@ -106,7 +106,9 @@ def process(proc: Path, states: str, cgroup: str = "0::/\n", pending: int = 0) -
             (directory / "stat").write_text(stat)
             over = letter in "ZX"
             (directory / "cgroup").write_text("6:freezer:/\n0::/\n" if over else cgroup)
-            (directory / "status").write_text(f"PPid:\t1\nUid:\t7\t7\t7\t7\nShdPnd:\t{pending:016x}\n")
+            (directory / "status").write_text(
+                f"PPid:\t1\nUid:\t7\t7\t7\t7\nShdPnd:\t{pending:016x}\n"
+            )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,9 @@ def test_look_ends_at_the_first_thread_that_goes_on(tmp_path, monkeypatch):
     assert len(read) == 2
 
 
-@pytest.mark.parametrize(("most", "told"), [(6, [True, True]), (5, [True, None]), (0, [None, None])])
+@pytest.mark.parametrize(
+    ("most", "told"), [(6, [True, True]), (5, [True, None]), (0, [None, None])]
+)
 def test_one_sample_reads_a_bounded_number_of_threads(tmp_path, most, told):
     process(tmp_path, "TTTT")
     budget = ThreadBudget(most)
@@ -161,7 +165,9 @@ def test_zombie_with_more_threads_than_the_budget_counts_as_alive(tmp_path, monk
     assert alive(10, tmp_path)
 
 
-@pytest.mark.parametrize(("states", "waits"), [("D", True), ("TD", True), ("DS", False), ("R", False)])
+@pytest.mark.parametrize(
+    ("states", "waits"), [("D", True), ("TD", True), ("DS", False), ("R", False)]
+)
 def test_stop_that_the_kernel_holds_back(tmp_path, states, waits):
     process(tmp_path, states)
     assert stop_waits(10, tmp_path) is waits
@@ -179,7 +185,9 @@ def test_job_of_a_process_whose_first_thread_ended_is_that_of_the_others(tmp_pat
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Callable[..., bool]:
-    """Whether process 10 in `cgroup` counts as stopped, with this file below the hierarchy that is mounted."""
+    """Whether process 10 in `cgroup` counts as stopped, with this file below the hierarchy that
+    is mounted.
+    """
 
     def tell(kind: str, options: str, cgroup: str, file: str, text: str) -> bool:
         root, proc = tmp_path / "cg", tmp_path / "proc"

@@ -32,11 +32,19 @@ def test_a_card_is_full_when_nvml_lists_each_tenant_with_memory_and_its_use() ->
 @pytest.mark.parametrize(
     ("mode", "before", "after", "right"),
     [
-        ("busy", 5, 6, True), ("busy", 5, 5, False), ("busy", 0, 6, False), ("idle", 5, 5, True),
-        ("idle", 5, 6, False), ("idle", 0, 0, False), ("mixed", 5, 5, True), ("mixed", 5, 6, True),
+        ("busy", 5, 6, True),
+        ("busy", 5, 5, False),
+        ("busy", 0, 6, False),
+        ("idle", 5, 5, True),
+        ("idle", 5, 6, False),
+        ("idle", 0, 0, False),
+        ("mixed", 5, 5, True),
+        ("mixed", 5, 6, True),
     ],
-)  # fmt: skip
-def test_tenants_do_what_they_are_measured_for(mode: str, before: int, after: int, right: bool) -> None:
+)
+def test_tenants_do_what_they_are_measured_for(
+    mode: str, before: int, after: int, right: bool
+) -> None:
     if right:
         cpu.check_work({7: before}, {7: after}, mode)
         return

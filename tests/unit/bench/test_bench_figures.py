@@ -91,10 +91,14 @@ def alternating(first_ms: int, second_ms: int, rounds: int) -> list[S]:
 
 def test_shares_are_judged_over_all_and_over_every_second() -> None:
     """30/70 in turns of 3 and 7 ms is exact over 4 s, and within one turn in any second."""
-    errors = shares.judge(scene(alternating(3, 7, 400), 0, 4000 * MS), {7: 30, 8: 70}, "burst-share", 1000)
+    errors = shares.judge(
+        scene(alternating(3, 7, 400), 0, 4000 * MS), {7: 30, 8: 70}, "burst-share", 1000
+    )
     assert errors.total == pytest.approx(0) and errors.worst_1s == pytest.approx(0)
     assert errors.price.switches_per_s == pytest.approx(199.75)
-    wrong = shares.judge(scene(alternating(3, 7, 400), 0, 4000 * MS), {7: 70, 8: 30}, "burst-share", 1000)
+    wrong = shares.judge(
+        scene(alternating(3, 7, 400), 0, 4000 * MS), {7: 70, 8: 30}, "burst-share", 1000
+    )
     assert wrong.total == pytest.approx(40)
 
 
@@ -106,7 +110,10 @@ def test_fixed_share_may_finish_one_kernel_beyond_its_part_of_a_second() -> None
 
 def test_the_worst_combination_is_named() -> None:
     price = sh.Price(100, 3, 1)
-    found = {"a": shares.Errors(0.4, 2.0, 0.4, -1, price), "b": shares.Errors(1.4, 1.0, 0.1, -2, price)}
+    found = {
+        "a": shares.Errors(0.4, 2.0, 0.4, -1, price),
+        "b": shares.Errors(1.4, 1.0, 0.1, -2, price),
+    }
     figures = {f.name: f for f in shares.figures_of("fixed-share", found)}
     total = figures["share_error_points_max_fixed"]
     assert (total.value, total.verdict) == (1.4, "short") and "worst at b" in total.spread
@@ -142,10 +149,19 @@ def test_the_full_table_of_shares_is_run() -> None:
 
 
 def test_bursts_begin_with_the_programs_own_calls_and_whole_ones_lie_inside() -> None:
-    lines = [{"burst": 1, "start_ns": 95 * MS}, {"request": 1, "due_ns": 120 * MS, "latency_ns": 5000}]
-    spans = [S(100 * MS, 110 * MS, 1, t_submit=99 * MS), S(500 * MS, 600 * MS, 1, t_submit=499 * MS)]
+    lines = [
+        {"burst": 1, "start_ns": 95 * MS},
+        {"request": 1, "due_ns": 120 * MS, "latency_ns": 5000},
+    ]
+    spans = [
+        S(100 * MS, 110 * MS, 1, t_submit=99 * MS),
+        S(500 * MS, 600 * MS, 1, t_submit=499 * MS),
+    ]
     found = scene(spans, 0, 550 * MS, lines)
-    assert [(b.call, b.end) for b in found.bursts(7, 50 * MS)] == [(95 * MS, 110 * MS), (499 * MS, 600 * MS)]
+    assert [(b.call, b.end) for b in found.bursts(7, 50 * MS)] == [
+        (95 * MS, 110 * MS),
+        (499 * MS, 600 * MS),
+    ]
     assert [b.end for b in found.whole_bursts(7, 50 * MS)] == [110 * MS]
     assert found.latencies_us(7) == [5.0]
     assert [s.pid for s in found.of(7)] == [1, 1]
@@ -172,7 +188,11 @@ def test_a_pattern_near_a_target_counts_by_its_median() -> None:
 def test_what_16_tenants_give_is_reported_without_a_target() -> None:
     found = {"a": harvest.Outcome(0.5, 0.91, 0.4, 1.02), "b": harvest.Outcome(0.5, 0.95, 0.4, 1.2)}
     ratio, p99 = harvest.reported(found)
-    assert (ratio.name, ratio.value, ratio.verdict) == ("harvest_ratio_16_tenants", 0.91, "reported")
+    assert (ratio.name, ratio.value, ratio.verdict) == (
+        "harvest_ratio_16_tenants",
+        0.91,
+        "reported",
+    )
     assert (p99.name, p99.value, p99.verdict) == ("online_p99_ratio_16_tenants", 1.2, "reported")
     assert "no target: 16 offline tenants change context" in ratio.spread
 
@@ -186,7 +206,9 @@ def test_the_p99_ratio_is_over_all_requests_of_the_run() -> None:
     both = scene([], 0, 200 * MS, lines(5))
     both.logged[8].extend(lines(0))  # type: ignore[attr-defined]
     assert harvest.p99_ratio(both, 7, 8) == pytest.approx(1.1)
-    both.logged[7][4]["latency_ns"] = both.logged[7][3]["latency_ns"] = both.logged[7][2]["latency_ns"] = 5000
+    both.logged[7][4]["latency_ns"] = both.logged[7][3]["latency_ns"] = both.logged[7][2][
+        "latency_ns"
+    ] = 5000
     assert harvest.p99_ratio(both, 7, 8) == 1.0, "2 of 200 are beyond p99"
 
 
@@ -206,7 +228,9 @@ def test_every_pattern_of_the_promise_is_run() -> None:
         *(f"Poisson {rate}/s" for rate in (5, 20, 100)),
         *(f"{duty} % of {period} s" for duty in (10, 50, 90) for period in (1, 4)),
     }
-    assert {*harvest.QUICK, *harvest.QUICK_MANY, *harvest.MANY_SECONDS, *harvest.SELDOM} <= set(PATTERNS)
+    assert {*harvest.QUICK, *harvest.QUICK_MANY, *harvest.MANY_SECONDS, *harvest.SELDOM} <= set(
+        PATTERNS
+    )
 
 
 def test_the_plot_is_an_svg_and_the_same_each_time(tmp_path: Path) -> None:
@@ -230,12 +254,15 @@ def test_the_daemons_configuration_is_valid(tmp_path: Path) -> None:
     config = parse_config(config_text(rig, nvml_interval_ms=100, metrics_port=9100))
     assert config.reports.metrics.port == 9100
     assert (
-        config.classes["offline"].policy == "fixed-share" and config.classes["online"].policy == "burst-share"
+        config.classes["offline"].policy == "fixed-share"
+        and config.classes["online"].policy == "burst-share"
     )
 
 
 def test_idle_time_is_split_at_the_opening_of_the_next_gate() -> None:
-    """Job 7 pauses 1 ms inside its turn; 2 ms after its end job 8's gate opens, and 3 ms later its kernel starts."""
+    """Job 7 pauses 1 ms inside its turn; 2 ms after its end job 8's gate opens, and 3 ms later
+    its kernel starts.
+    """
     spans = [S(0, 10 * MS, 1), S(11 * MS, 20 * MS, 1), S(25 * MS, 30 * MS, 2)]
     gates = [
         Gate(0, 8, 0, 0x20D),

@@ -13,17 +13,31 @@ from simulator.sim import Interval, Kind, Piece
 MS = 1_000_000
 
 
-def piece(start: float, end: float, seq: int, flags: int = 0, work: float = 0, pid: int = 7) -> Interval:
+def piece(
+    start: float, end: float, seq: int, flags: int = 0, work: float = 0, pid: int = 7
+) -> Interval:
     """Times in ms."""
     return Interval(
-        round(start * MS), round(end * MS), 0, pid, 0, 1, 17, Kind.KERNEL, flags, seq, round(work * MS)
+        round(start * MS),
+        round(end * MS),
+        0,
+        pid,
+        0,
+        1,
+        17,
+        Kind.KERNEL,
+        flags,
+        seq,
+        round(work * MS),
     )
 
 
 def test_a_kernel_in_pieces_has_its_work_and_no_more() -> None:
     whole = [piece(0, 200, 1, work=500), piece(300, 600, 1, Piece.LAST, 500)]
     assert wrong_work(whole) == (0, 1)
-    assert wrong_work([*whole, piece(600, 700, 2, Piece.LAST, 500)]) == (1, 2), "400 ms of it were lost"
+    assert wrong_work([*whole, piece(600, 700, 2, Piece.LAST, 500)]) == (1, 2), (
+        "400 ms of it were lost"
+    )
     assert wrong_work([piece(0, 600, 1, Piece.LAST, 500)]) == (1, 1), "100 ms were done twice"
     assert wrong_work([piece(0, 9, 1, work=500)]) == (0, 0), "it has not ended"
     assert wrong_work([piece(0, 9, 1, Piece.LAST | Piece.CUT, 500)]) == (0, 0), "its process died"
@@ -35,7 +49,9 @@ def test_last_progress_is_that_inside_the_burst() -> None:
     bursts = [ev.Burst(100 * MS, 102 * MS), ev.Burst(200 * MS, 202 * MS)]
     offline = [piece(0, 100.25, 1), piece(110, 400, 1)]
     run = Run(None, bursts, offline, HardwareReports("/nowhere"))  # type: ignore[arg-type]
-    assert run.last_progress_us() == [250.0, 2000.0], "a kernel that goes on counts to the burst's end"
+    assert run.last_progress_us() == [250.0, 2000.0], (
+        "a kernel that goes on counts to the burst's end"
+    )
 
 
 def test_long_kernels_and_graphs_take_as_long_and_queue_no_second_one() -> None:
@@ -47,7 +63,20 @@ def test_long_kernels_and_graphs_take_as_long_and_queue_no_second_one() -> None:
 
 def tenant(job: int, state: str, stops: int, failures: int = 0, why: str = "") -> HardwareTenant:
     return HardwareTenant(
-        job, "GPU-a", state, "arbiter", "schedule", 3, stops, stops, failures, 0, stops * 1000, (), 0, why
+        job,
+        "GPU-a",
+        state,
+        "arbiter",
+        "schedule",
+        3,
+        stops,
+        stops,
+        failures,
+        0,
+        stops * 1000,
+        (),
+        0,
+        why,
     )
 
 
@@ -60,5 +89,13 @@ def test_what_the_arbiter_says_is_added_up() -> None:
         tenant(4, "stopped", 7),
     ]
     told.tenants = {(row.job_id, row.uuid): row for row in rows}
-    assert (told.stops, told.failures, told.failed, told.usable, told.stop_max_us) == (12, 1, 1, 2, 7.0)
-    assert "job 2 failed" in told.words() and "refused" in told.words() and "job 3" not in told.words()
+    assert (told.stops, told.failures, told.failed, told.usable, told.stop_max_us) == (
+        12,
+        1,
+        1,
+        2,
+        7.0,
+    )
+    assert (
+        "job 2 failed" in told.words() and "refused" in told.words() and "job 3" not in told.words()
+    )

@@ -26,7 +26,9 @@ def test_guests_of_the_machine_count_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def chosen(stolen: list[int]) -> tuple[int, int]:
-    """Which run counts, and how many there were, if so many of 1000 ticks are stolen in each of them."""
+    """Which run counts, and how many there were, if so many of 1000 ticks are stolen in each of
+    them.
+    """
     runs: list[int] = []
     clock = CpuTime(0, 0)
 
@@ -54,7 +56,8 @@ def test_the_calmer_of_two_runs_counts() -> None:
 def of_lowest_rank(pid: int) -> int:
     """How many threads of this process run under SCHED_IDLE."""
     return sum(
-        os.sched_getscheduler(int(t.name)) == os.SCHED_IDLE for t in Path(f"/proc/{pid}/task").iterdir()
+        os.sched_getscheduler(int(t.name)) == os.SCHED_IDLE
+        for t in Path(f"/proc/{pid}/task").iterdir()
     )
 
 

@@ -19,7 +19,9 @@ MS = 1_000_000
 
 
 def piece(start_ms: int, end_ms: int, pid: int) -> Interval:
-    return Interval(start_ms * MS, end_ms * MS, start_ms * MS, pid, 0, pid, 17, Kind.KERNEL, Piece.LAST, 1, 0)
+    return Interval(
+        start_ms * MS, end_ms * MS, start_ms * MS, pid, 0, pid, 17, Kind.KERNEL, Piece.LAST, 1, 0
+    )
 
 
 def test_what_is_due_follows_the_present_tenants() -> None:
@@ -27,14 +29,23 @@ def test_what_is_due_follows_the_present_tenants() -> None:
     always = (0, 100)
     due = mixes.due_points({1: 30, 2: 70, 3: 50}, {1: always, 2: always, 3: (50, 130)}, 0, 100)
     assert due == pytest.approx({1: 15 + 10, 2: 35 + 70 / 3, 3: 50 / 3})
-    assert mixes.due_points({1: 30}, {1: (20, 60)}, 0, 100) == {1: 40.0}, "nobody is due an empty card"
+    assert mixes.due_points({1: 30}, {1: (20, 60)}, 0, 100) == {1: 40.0}, (
+        "nobody is due an empty card"
+    )
 
 
 def test_come_and_go_is_judged_while_a_tenant_is_present() -> None:
-    """Job 8 is there for the second half of 100 ms and gets half of it, as it should; then it gets a fifth."""
+    """Job 8 is there for the second half of 100 ms and gets half of it, as it should; then it
+    gets a fifth.
+    """
 
     def error(first: int) -> float:
-        spans = [piece(0, 50, 1), piece(50, 50 + first, 2), piece(50 + first, 99, 1), piece(99, 100, 2)]
+        spans = [
+            piece(0, 50, 1),
+            piece(50, 50 + first, 2),
+            piece(50 + first, 99, 1),
+            piece(99, 100, 2),
+        ]
         pids = {7: [1], 8: [2]}
         run = Scene(spans, [], pids, {}, {}, 0, 100 * MS, sh.services(spans, pids))
         return mixes.come_and_go(run, {7: 50, 8: 50})
@@ -43,11 +54,19 @@ def test_come_and_go_is_judged_while_a_tenant_is_present() -> None:
 
 
 def test_changes_of_context_inside_a_job_are_its_own_time() -> None:
-    """Job 7 has two processes: a change of 50 us between them is its own, one to job 8 nobody's, a pause none."""
+    """Job 7 has two processes: a change of 50 us between them is its own, one to job 8 nobody's,
+    a pause none.
+    """
     us = 1000
     spans = [
         Interval(start * us, end * us, 0, pid, 0, pid, 17, Kind.KERNEL, Piece.LAST, 1, 0)
-        for start, end, pid in ((0, 100, 1), (150, 250, 2), (300, 400, 3), (450, 500, 1), (600, 700, 2))
+        for start, end, pid in (
+            (0, 100, 1),
+            (150, 250, 2),
+            (300, 400, 3),
+            (450, 500, 1),
+            (600, 700, 2),
+        )
     ]
     pids = {7: [1, 2], 8: [3]}
     scene = Scene(spans, [], pids, {}, {}, 0, 700 * us, sh.services(spans, pids))
@@ -100,7 +119,10 @@ def test_the_bound_of_fixed_share_is_judged_apart() -> None:
 def test_burst_share_has_no_bound_above() -> None:
     scene, fixed = fixed_scene(piece(0, 280, 1), piece(280, 995, 2))
     burst = mixes.unlike("x", "burst-share", (30, 70), (10_000, 100))
-    assert mixes.outcome(scene, burst).above_1s is None and mixes.outcome(scene, fixed).above_1s is not None
+    assert (
+        mixes.outcome(scene, burst).above_1s is None
+        and mixes.outcome(scene, fixed).above_1s is not None
+    )
 
 
 def test_the_mixes_are_those_that_tenants_really_make() -> None:
@@ -108,7 +130,10 @@ def test_the_mixes_are_those_that_tenants_really_make() -> None:
     assert len({mix.figure for mix in found.values()}) == len(found)
     four = found["best-effort 4 processes beside 1"]
     assert [a.procs for a in four.actors] == [4, 1] and set(four.shares.values()) == {1.0}
-    assert len(found["16x6 1 ms burst"].actors) == 16 and found["16x6 1 ms fixed"].policy == "fixed-share"
+    assert (
+        len(found["16x6 1 ms burst"].actors) == 16
+        and found["16x6 1 ms fixed"].policy == "fixed-share"
+    )
     assert [a.share for a in found["5/10/85 mixed burst"].actors] == [5, 10, 85]
     assert "--copy" in found["30/70 the 30 copies"].actors[0].args
     assert "--copy" not in found["30/70 the 30 copies"].actors[1].args
@@ -150,7 +175,10 @@ def test_a_scenario_that_fails_takes_nothing_from_the_others() -> None:
     run = program.Run()
     run.add("broken", broken, True)
     run.add("next", lambda quick: iter([figure("second", 2.0)]), True)
-    assert [f.name for f in run.figures] == ["first", "second"] and set(run.seconds) == {"broken", "next"}
+    assert [f.name for f in run.figures] == ["first", "second"] and set(run.seconds) == {
+        "broken",
+        "next",
+    }
     assert run.failed == {"broken": "RuntimeError: the machine is too busy"} and run.status == 1
     assert run.summary() == "1 of 2 judged figures short: second"
 
@@ -172,7 +200,9 @@ def test_runs_of_one_mix_are_judged_by_their_medians_and_bounds_by_the_worst() -
     scene, mix = fixed_scene(piece(0, 280, 1), piece(280, 995, 2))
     seen = mixes.outcome(scene, mix)
     assert seen.near(mix) and seen.steady and seen.above_1s is not None
-    good = replace(seen, total=0.1, steady=replace(seen.steady, worst_1s=0.2), above_1s=seen.above_1s - 1)
+    good = replace(
+        seen, total=0.1, steady=replace(seen.steady, worst_1s=0.2), above_1s=seen.above_1s - 1
+    )
     assert not good.near(mix)
     late = replace(good, steady=replace(seen.steady, worst_1s=5))
     assert late.near(mix) and not late.near(replace(mix, longest_us=30_000))

@@ -18,8 +18,14 @@ def told(value: float) -> dict[str, float]:
 
 def test_the_promise_is_judged_alone_on_the_card_and_other_states_are_reported() -> None:
     figures = {f.name: f for f in overhead.launch_figures([told(9.0), told(12.0), told(15.0)])}
-    assert (figures["launch_overhead_ns"].value, figures["launch_overhead_ns"].verdict) == (12.0, "short")
-    assert figures["launch_overhead_ns_8t"].target == 20 and figures["launch_overhead_ns_8t"].verdict == "ok"
+    assert (figures["launch_overhead_ns"].value, figures["launch_overhead_ns"].verdict) == (
+        12.0,
+        "short",
+    )
+    assert (
+        figures["launch_overhead_ns_8t"].target == 20
+        and figures["launch_overhead_ns_8t"].verdict == "ok"
+    )
     assert "alone on the card" in figures["launch_overhead_ns"].spread
     for state in ("window_275us", "window_4000us", "kernels_100us", "isolation_none"):
         figure = figures[f"launch_overhead_ns_{state}"]
@@ -34,7 +40,9 @@ def test_the_load_that_loses_most_is_the_figure() -> None:
     }
     figure = overhead.solo_judged(found)
     assert (figure.value, figure.verdict, figure.runs) == (pytest.approx(1.01), "short", 3)
-    assert figure.spread.startswith("(worst at short; long: 1.0000 (1.0000 to 1.0200, noise 0.0148, 3 pairs)")
+    assert figure.spread.startswith(
+        "(worst at short; long: 1.0000 (1.0000 to 1.0200, noise 0.0148, 3 pairs)"
+    )
     assert figure.detail["short, noise"] == 0
 
 

@@ -18,7 +18,9 @@ def offline(start: int, end: int) -> Interval:
     return Interval(start, end, 0, 2, 0, 2, 17, Kind.KERNEL, Piece.LAST, 1, 0)
 
 
-def run(*calls_ms: int, close_us: int = 50, free_us: int = 300, back_ms: int = 101) -> preempt.Episodes:
+def run(
+    *calls_ms: int, close_us: int = 50, free_us: int = 300, back_ms: int = 101
+) -> preempt.Episodes:
     """Bursts of 10 ms at these times; offline has the card from back_ms after each of them."""
     bursts = [ev.Burst(call * MS, (call + 10) * MS) for call in calls_ms]
     gates, spans, opened = [Gate(0, preempt.OFFLINE_JOB, 0, TRACK)], [], 0
@@ -40,10 +42,18 @@ def test_patterns_with_few_bursts_are_pooled() -> None:
 
 
 def test_the_worst_pattern_is_the_figure_and_all_are_reported() -> None:
-    found = {"calm": [float(i) for i in range(100)], "wild": [150.0] * 101, "few": [500.0], "none": []}
+    found = {
+        "calm": [float(i) for i in range(100)],
+        "wild": [150.0] * 101,
+        "few": [500.0],
+        "none": [],
+    }
     figure = preempt.worst_pattern("gate_close_us_p99", found, 200, "us")
     assert (figure.value, figure.verdict, figure.runs) == (500.0, "short", 202)
-    assert "worst p99 at few; p99s: calm 98.0 of 100, wild 150.0 of 101, few 500.0 of 1" in figure.spread
+    assert (
+        "worst p99 at few; p99s: calm 98.0 of 100, wild 150.0 of 101, few 500.0 of 1"
+        in figure.spread
+    )
     assert "no such burst at none" in figure.spread and "max 500.0 us" in figure.spread
     assert figure.detail["wild p50"] == 150.0 and figure.detail["calm max"] == 99.0
 
@@ -58,7 +68,9 @@ def test_a_short_pattern_is_not_diluted_by_a_long_one() -> None:
 
 
 def test_a_request_within_idle_release_is_no_burst_that_offline_had_to_leave() -> None:
-    """The second burst comes 60 ms after the first one: its gates are closed, the card is free, nothing is due."""
+    """The second burst comes 60 ms after the first one: its gates are closed, the card is free,
+    nothing is due.
+    """
     figures = {f.name: f for f in preempt.judged({"Poisson": run(300, 370, 800)})}
     assert figures["gate_close_us_p99"].runs == figures["card_free_us_p99"].runs == 2
     assert figures["card_free_us_p99"].detail == pytest.approx(
@@ -68,15 +80,21 @@ def test_a_request_within_idle_release_is_no_burst_that_offline_had_to_leave() -
 
 
 def test_a_burst_that_the_end_of_the_run_cut_ends_the_pause_before_it() -> None:
-    """Offline does not get the card back: what counts is the pause of 250 ms, not the time to the end of the run."""
+    """Offline does not get the card back: what counts is the pause of 250 ms, not the time to
+    the end of the run.
+    """
     bursts = [ev.Burst(0, 150 * MS), ev.Burst(400 * MS, 900 * MS), ev.Burst(1200 * MS, 1300 * MS)]
     seen = preempt.Episodes(bursts, bursts[:1], [], [], 0, 800 * MS, [], 0.0)
     assert seen.handbacks_ms == [250.0]
-    assert preempt.Episodes(bursts[:1], bursts[:1], [], [], 0, 800 * MS, [], 0.0).handbacks_ms == [650.0]
+    assert preempt.Episodes(bursts[:1], bursts[:1], [], [], 0, 800 * MS, [], 0.0).handbacks_ms == [
+        650.0
+    ]
 
 
 def test_the_patterns_of_the_issue_that_leave_offline_time_are_run() -> None:
-    assert set(preempt.SECONDS) <= set(PATTERNS) and set(preempt.QUICK_SECONDS) <= set(preempt.SECONDS)
+    assert set(preempt.SECONDS) <= set(PATTERNS) and set(preempt.QUICK_SECONDS) <= set(
+        preempt.SECONDS
+    )
     assert {"Poisson 5/s", "Poisson 20/s", "10 % of 1 s", "50 % of 1 s", "90 % of 1 s"} == set(
         preempt.SECONDS
     )

@@ -1,4 +1,6 @@
-"""The sweep over what the simulator assumes: every corner, and a judge that takes stalls for what they are."""
+"""The sweep over what the simulator assumes: every corner, and a judge that takes stalls for
+what they are.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MS = 1_000_000
 def piece(start: float, end: float, seq: int, pid: int = 1, last: bool = True) -> Interval:
     """Times in ms."""
     flags = Piece.LAST if last else 0
-    return Interval(round(start * MS), round(end * MS), 0, pid, 0, pid, 17, Kind.KERNEL, flags, seq, 0)
+    return Interval(
+        round(start * MS), round(end * MS), 0, pid, 0, pid, 17, Kind.KERNEL, flags, seq, 0
+    )
 
 
 def scene(spans: list[Interval], end_ms: float) -> Scene:
@@ -33,17 +37,28 @@ def scene(spans: list[Interval], end_ms: float) -> Scene:
 
 def errors(**different: float) -> ShareErrors:
     values = {
-        "total": 0.2, "worst_1s": 2.0, "executed": 0.2, "above": 0.1, "above_1s": -0.1, "lost": 0.1, "used": 0.99,
+        "total": 0.2,
+        "worst_1s": 2.0,
+        "executed": 0.2,
+        "above": 0.1,
+        "above_1s": -0.1,
+        "lost": 0.1,
+        "used": 0.99,
         "changes": 30.0,
-    }  # fmt: skip
+    }
     return ShareErrors(**(values | different))
 
 
 def result(**different: Any) -> Result:
     values = {
-        "close_us": [10.0], "free_us": [100.0], "back_ms": [101.0], "spoilt": 0, "harvest": 0.98, "harvest_many": 0.9,
+        "close_us": [10.0],
+        "free_us": [100.0],
+        "back_ms": [101.0],
+        "spoilt": 0,
+        "harvest": 0.98,
+        "harvest_many": 0.9,
         "share": errors(),
-    }  # fmt: skip
+    }
     return Result(**(values | different))
 
 
@@ -66,7 +81,10 @@ def test_every_corner_of_the_promise_is_a_point() -> None:
 
 def test_a_stall_is_time_of_the_kernel_that_it_stopped() -> None:
     stopped = [piece(0, 1, 1, last=False), piece(51, 52, 1), piece(52, 53, 1, pid=2)]
-    assert [(s.t_start, s.t_end) for s in stalls.held(stopped)] == [(0, 52 * MS), (52 * MS, 53 * MS)]
+    assert [(s.t_start, s.t_end) for s in stalls.held(stopped)] == [
+        (0, 52 * MS),
+        (52 * MS, 53 * MS),
+    ]
     between = [piece(0, 1, 1, last=False), piece(1, 2, 1, pid=2), piece(51, 52, 1)]
     assert stalls.held(between) == between, "somebody else had the card"
     ended = [piece(0, 1, 1), piece(51, 52, 2)]
@@ -74,7 +92,9 @@ def test_a_stall_is_time_of_the_kernel_that_it_stopped() -> None:
 
 
 def test_shares_are_judged_by_time_held_and_by_what_was_executed() -> None:
-    """Job 7 stands still for 40 ms of its 50: it held half of the card and executed a sixth of all."""
+    """Job 7 stands still for 40 ms of its 50: it held half of the card and executed a sixth of
+    all.
+    """
     spans = [piece(0, 5, 1, last=False), piece(45, 50, 1), piece(50, 100, 1, pid=2)]
     seen = runs.share_errors(scene(spans, 100), {7: 50, 8: 50})
     assert (seen.total, seen.worst_1s) == (pytest.approx(0), pytest.approx(0))
@@ -87,12 +107,16 @@ def test_a_neighbour_is_judged_by_its_own_part() -> None:
     spans = [piece(0, 20, 1), piece(30, 90, 1, pid=2)]
     seen = runs.share_errors(scene(spans, 100), {7: 30, 8: 70})
     assert (seen.lost, seen.used) == (pytest.approx(10), pytest.approx(60 / 80))
-    more = runs.share_errors(scene([piece(0, 20, 1), piece(20, 100, 1, pid=2)], 100), {7: 30, 8: 70})
+    more = runs.share_errors(
+        scene([piece(0, 20, 1), piece(20, 100, 1, pid=2)], 100), {7: 30, 8: 70}
+    )
     assert (more.lost, more.used) == (0, 1)
 
 
 def test_the_bound_of_fixed_share_is_by_what_was_executed() -> None:
-    """Job 8 held 74 ms of 100 and executed 72; its due is 70, and a kernel of 1 ms is 1 point here."""
+    """Job 8 held 74 ms of 100 and executed 72; its due is 70, and a kernel of 1 ms is 1 point
+    here.
+    """
     spans = [piece(0, 25, 1), piece(25, 50, 1, pid=2, last=False), piece(52, 99, 1, pid=2)]
     seen = runs.share_errors(scene(spans, 100), {7: 30, 8: 70}, "fixed-share")
     assert seen.total == pytest.approx(5) and seen.above == pytest.approx(2)
@@ -102,10 +126,16 @@ def test_the_bound_of_fixed_share_is_by_what_was_executed() -> None:
 def test_harvest_leaves_out_what_the_card_stood_still() -> None:
     online, offline = Actor(7, "online", 50, ()), Actor(8, "offline", 50, ())
     release = 100  # ms, as all of the sweep
-    spans = [piece(0, 10, 1), piece(10 + release, 400, 1, pid=2, last=False), piece(450, 500, 1, pid=2)]
+    spans = [
+        piece(0, 10, 1),
+        piece(10 + release, 400, 1, pid=2, last=False),
+        piece(450, 500, 1, pid=2),
+    ]
     stall = stalls.Stalls([(400 * MS, 450 * MS)])
     assert runs.harvest(scene(spans, 500), online, [offline], stall) == pytest.approx(1)
-    assert runs.harvest(scene(spans, 500), online, [offline], stalls.Stalls()) == pytest.approx(340 / 390)
+    assert runs.harvest(scene(spans, 500), online, [offline], stalls.Stalls()) == pytest.approx(
+        340 / 390
+    )
     early = stalls.Stalls([(20 * MS, 70 * MS)])
     assert runs.harvest(scene(spans, 500), online, [offline], early) == pytest.approx(340 / 390), (
         "a stall while policy keeps the card free takes nothing"
@@ -143,19 +173,30 @@ def test_at_each_point_the_median_of_the_rounds_counts_and_of_a_bound_the_worst(
 
 
 def test_where_onlines_p99_comes_near_its_target_longer_runs_decide_on_either_side() -> None:
-    far, below, above, beyond = Point(), Point(kernel_us=20), Point(kernel_us=450), Point(switch_us=500)
+    far, below, above, beyond = (
+        Point(),
+        Point(kernel_us=20),
+        Point(kernel_us=450),
+        Point(switch_us=500),
+    )
     ratios = {
         far: (1.0, 1.03, 1.2),
         below: (1.045, 1.0, 1.2),
         above: (1.1, 1.0, 1.2),
         beyond: (1.2, 1.2, 1.2),
     }
-    rounds = [{point: found(ratio=each[i], others=1.0) for point, each in ratios.items()} for i in range(3)]
+    rounds = [
+        {point: found(ratio=each[i], others=1.0) for point, each in ratios.items()}
+        for i in range(3)
+    ]
     longer = {below: iter((1.06, 1.07, 1.0)), above: iter((1.01, 1.04, 1.3))}
     decided = sweep.settled(rounds, lambda point: next(longer[point]), pytest.fail)
     assert [[seen[point].second.ratio for seen in decided] for point in ratios] == [
-        [1.0, 1.03, 1.2], [1.06, 1.07, 1.0], [1.01, 1.04, 1.3], [1.2, 1.2, 1.2],
-    ]  # fmt: skip
+        [1.0, 1.03, 1.2],
+        [1.06, 1.07, 1.0],
+        [1.01, 1.04, 1.3],
+        [1.2, 1.2, 1.2],
+    ]
     figures = {figure.name: figure for figure in sweep.judged(decided)}
     assert figures["sweep_online_p99_ratio"].value == 1.06
     assert figures["sweep_online_p99_ratio"].detail[above.name] == 1.04
@@ -164,12 +205,17 @@ def test_where_onlines_p99_comes_near_its_target_longer_runs_decide_on_either_si
 def test_where_harvest_comes_near_its_target_a_card_with_the_machine_to_itself_decides() -> None:
     far, below, above = Point(), Point(kernel_us=20), Point(kernel_us=450)
     harvests = {far: (0.99, 0.9, 0.98), below: (0.96, 0.95, 0.99), above: (0.975, 0.975, 0.975)}
-    rounds = [{point: found(result(harvest=each[i])) for point, each in harvests.items()} for i in range(3)]
+    rounds = [
+        {point: found(result(harvest=each[i])) for point, each in harvests.items()}
+        for i in range(3)
+    ]
     alone = {below: iter((0.98, 0.99, 0.97)), above: iter((0.96, 0.965, 0.99))}
     decided = sweep.settled(rounds, pytest.fail, lambda point: next(alone[point]))
     assert [[seen[point].first.harvest for seen in decided] for point in harvests] == [
-        [0.99, 0.9, 0.98], [0.98, 0.99, 0.97], [0.96, 0.965, 0.99],
-    ]  # fmt: skip
+        [0.99, 0.9, 0.98],
+        [0.98, 0.99, 0.97],
+        [0.96, 0.965, 0.99],
+    ]
     figure = next(f for f in sweep.judged(decided) if f.name == "sweep_harvest_ratio")
     assert (figure.value, figure.verdict) == (0.965, "short")
 
@@ -183,25 +229,35 @@ def test_launches_that_stay_in_the_driver_are_short_in_a_line_of_their_own() -> 
         }
     )
     assert figures["sweep_card_free_us_p99"].value == 100
-    assert figures["sweep_gate_close_us_p99"].verdict == "short", "the gate closes whatever the driver does"
+    assert figures["sweep_gate_close_us_p99"].verdict == "short", (
+        "the gate closes whatever the driver does"
+    )
     assert figures["sweep_share_error_points_1s"].value == 2.0
     beyond, executed = (
         figures["sweep_call_stalls_card_free_us_p99"],
         figures["sweep_card_stalls_executed_error"],
     )
-    assert (beyond.value, beyond.verdict) == (50_000.0, "short"), "the promise is over the whole sweep"
+    assert (beyond.value, beyond.verdict) == (50_000.0, "short"), (
+        "the promise is over the whole sweep"
+    )
     assert (executed.value, executed.verdict) == (4.0, "reported")
 
 
 def test_only_the_tenant_in_a_launch_call_loses() -> None:
-    """At that point shares are not those of tenants that always have work; the neighbour's part is judged instead."""
-    seen = found(result(harvest=0.9, share=errors(total=20.0)), fixed=errors(lost=1.5, above=1.2), ratio=1.2)
+    """At that point shares are not those of tenants that always have work; the neighbour's part
+    is judged instead.
+    """
+    seen = found(
+        result(harvest=0.9, share=errors(total=20.0)), fixed=errors(lost=1.5, above=1.2), ratio=1.2
+    )
     figures = judged({Point(): found(), Point(stalls="call"): seen})
     assert figures["sweep_share_error_points"].value == 0.2
     lost = figures["sweep_call_stalls_neighbour_lost_points"]
     assert (lost.value, lost.verdict, lost.runs) == (1.5, "short", 3)
     used = figures["sweep_call_stalls_neighbour_ratio"]
-    assert (used.value, used.verdict, used.runs) == (0.99, "ok", 2), "under fixed-share nobody is given more"
+    assert (used.value, used.verdict, used.runs) == (0.99, "ok", 2), (
+        "under fixed-share nobody is given more"
+    )
     assert figures["sweep_harvest_ratio"].value == 0.9, "of two tenants the other one goes on"
     assert figures["sweep_online_p99_ratio"].value == 1.2, "online is a neighbour too"
     assert figures["sweep_fixed_share_above_points"].verdict == "short", (
@@ -258,7 +314,10 @@ def test_every_online_job_of_the_second_run_has_a_twin_with_the_same_draws(point
     two = runs.pairs(point)
     assert len(two) == (2 if point.p99_beyond else 1)
     for one in two:
-        assert one.shared.args == one.alone.args and one.shared.card == one.offline.card != one.alone.card
+        assert (
+            one.shared.args == one.alone.args
+            and one.shared.card == one.offline.card != one.alone.card
+        )
     actors = [actor for one in two for actor in one.actors]
     assert len({actor.job_id for actor in actors}) == len(actors)
     assert {actor.card for actor in actors} == set(range(2, 2 + 2 * len(two))), (
@@ -271,7 +330,9 @@ def test_a_line_of_the_window_is_over_all_rounds() -> None:
     outcomes = [Outcome(0.5, 0.9, 0.4, ratio) for ratio in (1.0, 1.1, 1.02)]
     line = window.line(400, points, outcomes)
     assert (line.value, line.runs, line.verdict) == (900.0, 3, "reported")
-    assert line.detail["online_p99_ratio"] == 1.02 and line.detail["harvest_ratio"] == pytest.approx(0.94)
+    assert line.detail["online_p99_ratio"] == 1.02 and line.detail[
+        "harvest_ratio"
+    ] == pytest.approx(0.94)
 
 
 def test_where_the_driver_itself_goes_to_online_and_back_the_target_is_beyond_reach() -> None:

@@ -1,4 +1,6 @@
-"""`qgpu collect`: what whole cards did comes along and is counted once; a node speaks for itself alone."""
+"""`qgpu collect`: what whole cards did comes along and is counted once; a node speaks for itself
+alone.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,18 @@ def test_what_whole_cards_did_is_collected_too_and_grows(cluster, way):
         look(ledger, node, 0, 4, 10)
         ledger.close()
     first = collected()
-    assert first == [(n, START + at, 10, 40.0, mem) for at, mem in ((0, 4), (10, 10)) for n in ("n1", "n2")]
+    assert first == [
+        (n, START + at, 10, 40.0, mem) for at, mem in ((0, 4), (10, 10)) for n in ("n1", "n2")
+    ]
     assert collected() == first, "the same twice changes nothing"
     ledger = Ledger(cluster / "n1" / "ledger.sqlite")
     look(ledger, "n1", 12, 20, util=80)
     ledger.close()
     assert [p for p in collected() if p[0] == "n1"] == [
-        ("n1", START, 10, 40.0, 4), ("n1", START + 10, 10, 60.0, 12), ("n1", START + 20, 10, 80.0, 20),
-    ]  # fmt: skip
+        ("n1", START, 10, 40.0, 4),
+        ("n1", START + 10, 10, 60.0, 12),
+        ("n1", START + 20, 10, 80.0, 20),
+    ]
 
 
 def test_coarse_buckets_take_the_place_of_fine_ones_and_time_is_counted_once(tmp_path):
@@ -99,7 +105,9 @@ def test_a_line_without_end_is_not_read_into_memory(cluster):
 
 
 def test_each_node_tells_which_qgpu_yaml_it_has(cluster):
-    """A collector keeps the last that it heard; an older one passes over the key, and an older node tells none."""
+    """A collector keeps the last that it heard; an older one passes over the key, and an older
+    node tells none.
+    """
     for node, digest in (("n1", "a" * 64), ("n2", "b" * 64), ("n1", "c" * 64)):
         line = CardBuckets(f"GPU-{node}", node, ((10, START, 0, 1, 40, 5),), digest).to_line()
         (cluster / f"{node}.jsonl").write_text(f"{line}\n")

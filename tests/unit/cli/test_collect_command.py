@@ -1,5 +1,6 @@
-"""`qgpu collect`: merging twice changes nothing, late copies undo nothing, hostile lines are refused, Slurm's fields
-that belong to others stay theirs."""
+"""`qgpu collect`: merging twice changes nothing, late copies undo nothing, hostile lines are
+refused, Slurm's fields that belong to others stay theirs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ reports: {{collected: {directory}/all.sqlite{more}}}
 
 def grant(job: int, node: str = "n1", created: int = START) -> Grant:
     card = replace(CARD, uuid=f"GPU-{node}-0000-0000-0000-000000000001")
-    return Grant(job, 1000, 100, node, "active", "online", created * SECOND, "", (card,), "/r", "/d", "/s")
+    return Grant(
+        job, 1000, 100, node, "active", "online", created * SECOND, "", (card,), "/r", "/d", "/s"
+    )
 
 
 def use(ledger: Ledger, job: int, node: str = "n1", seconds: int = 30, ended: bool = True) -> None:
@@ -67,14 +70,17 @@ def cluster(tmp_path: Path) -> Path:
 
 
 def run(cluster: Path, *words: str) -> Result:
-    return CliRunner().invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--pause", "0", *words])
+    return CliRunner().invoke(
+        collect, ["--config", str(cluster / "qgpu.yaml"), "--pause", "0", *words]
+    )
 
 
 def content(path: Path) -> list[tuple[object, ...]]:
     """Everything in a ledger, without our own row numbers."""
     with reading(path) as database:
         rows = sorted(
-            usage_of_jobs(database, range(1, 100)), key=lambda pair: (pair[1].job_id, pair[1].granted_at)
+            usage_of_jobs(database, range(1, 100)),
+            key=lambda pair: (pair[1].job_id, pair[1].granted_at),
         )
         return [(usage, tuple(series_of(database, number))) for number, usage in rows]
 
@@ -92,7 +98,10 @@ def test_twice_the_same_changes_nothing(cluster):
     run(cluster)
     before = content(cluster / "all.sqlite")
     done = run(cluster)
-    assert "n1: 0 new, 0 changed, 3 as before" in done.stdout and content(cluster / "all.sqlite") == before
+    assert (
+        "n1: 0 new, 0 changed, 3 as before" in done.stdout
+        and content(cluster / "all.sqlite") == before
+    )
 
 
 def test_what_went_on_meanwhile_replaces_and_what_ended_stays(cluster):
@@ -107,20 +116,26 @@ def test_what_went_on_meanwhile_replaces_and_what_ended_stays(cluster):
 
 
 def test_collected_ledger_of_private_use_is_for_root(cluster):
-    (cluster / "qgpu.yaml").write_text(CONFIG.format(directory=cluster, more=", private_data: [usage]"))
+    (cluster / "qgpu.yaml").write_text(
+        CONFIG.format(directory=cluster, more=", private_data: [usage]")
+    )
     run(cluster)
     assert (cluster / "all.sqlite").stat().st_mode & 0o777 == 0o640
 
 
 @examples(20)
 @given(st.integers(0, 2**32))
-def test_any_order_of_copies_ends_in_the_newest(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_any_order_of_copies_ends_in_the_newest(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     directory = tmp_path_factory.mktemp("merge")
     source = Ledger(directory / "n1.sqlite")
     copies = []
     source.open_grant(grant(1))
     for second in range(5):
-        source.record([Sample(1, grant(1).cards[0].uuid, 1, 5, busy_ns=second)], (START + second) * SECOND)
+        source.record(
+            [Sample(1, grant(1).cards[0].uuid, 1, 5, busy_ns=second)], (START + second) * SECOND
+        )
         copies += list(records(source.path))
     source.end(1, "epilog", (START + 9) * SECOND)
     copies += list(records(source.path))
@@ -144,10 +159,20 @@ LINE = {"version": 1, "series": [], "latency": [], "usage": {}}
 
 @pytest.mark.parametrize(
     "line",
-    ["", "[]", "{}", "x", json.dumps(LINE), json.dumps(LINE | {"version": 2}), "[" * 9999,
-     json.dumps(LINE | {"usage": {"job_id": "1; DROP TABLE usage"}}), json.dumps(LINE | {"usage": {"job_id": -1}}),
-     json.dumps(LINE | {"usage": {"job_id": True}}), json.dumps(LINE | {"usage": {"job_id": 2**63}})],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "{}",
+        "x",
+        json.dumps(LINE),
+        json.dumps(LINE | {"version": 2}),
+        "[" * 9999,
+        json.dumps(LINE | {"usage": {"job_id": "1; DROP TABLE usage"}}),
+        json.dumps(LINE | {"usage": {"job_id": -1}}),
+        json.dumps(LINE | {"usage": {"job_id": True}}),
+        json.dumps(LINE | {"usage": {"job_id": 2**63}}),
+    ],
+)
 def test_line_that_is_no_record_is_refused(line):
     with pytest.raises(LedgerError, match="no record"):
         Record.from_line(line)
@@ -169,7 +194,9 @@ def fake_ssh(cluster: Path, body: str) -> str:
 
 def test_over_ssh_what_the_other_end_prints_is_merged(cluster):
     for node in ("n1", "n2"):
-        sent = CliRunner().invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", node])
+        sent = CliRunner().invoke(
+            collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", node]
+        )
         assert sent.exit_code == 0 and sent.stdout.count("\n") == 3
         (cluster / f"{node}.out").write_text(sent.stdout)
     ssh = fake_ssh(cluster, f'echo "$@" >>{cluster}/asked; cat {cluster}/$1.out')
@@ -184,12 +211,18 @@ def test_over_ssh_what_the_other_end_prints_is_merged(cluster):
     ]
     run(cluster, "--ssh", ssh)
     again = (cluster / "asked").read_text().splitlines()[2]
-    assert int(again.rpartition(" ")[2]) == (START - 3600) * SECOND, "only what may be new, with an overlap"
+    assert int(again.rpartition(" ")[2]) == (START - 3600) * SECOND, (
+        "only what may be new, with an overlap"
+    )
 
 
 def test_node_that_does_not_answer_does_not_stop_the_others(cluster):
-    ssh = fake_ssh(cluster, f'[ "$1" = n1 ] && {{ echo no route >&2; exit 255; }}; cat {cluster}/n2.out')
-    sent = CliRunner().invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", "n2"])
+    ssh = fake_ssh(
+        cluster, f'[ "$1" = n1 ] && {{ echo no route >&2; exit 255; }}; cat {cluster}/n2.out'
+    )
+    sent = CliRunner().invoke(
+        collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", "n2"]
+    )
     (cluster / "n2.out").write_text(sent.stdout)
     done = run(cluster, "--ssh", ssh)
     assert done.exit_code == 1 and "n1: " in done.stderr and "status 255: no route" in done.stderr
@@ -203,7 +236,9 @@ def test_node_that_hangs_is_given_up(cluster):
 
 def test_half_a_line_is_an_error_and_what_came_before_is_kept_in_batches(cluster):
     sent = (
-        CliRunner().invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", "n1"]).stdout
+        CliRunner()
+        .invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", "n1"])
+        .stdout
     )
     (cluster / "out").write_text(sent[:-40])
     done = run(cluster, "--ssh", fake_ssh(cluster, f"cat {cluster}/out"))
@@ -215,7 +250,9 @@ def test_directory_may_hold_copies_in_three_forms(cluster):
     base.mkdir()
     (base / "n1.sqlite").write_bytes((cluster / "n1/ledger.sqlite").read_bytes())
     sent = (
-        CliRunner().invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", "n2"]).stdout
+        CliRunner()
+        .invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--send", "--node", "n2"])
+        .stdout
     )
     (base / "n2.jsonl").write_text(sent)
     done = run(cluster, "--from", str(base))
@@ -262,9 +299,19 @@ def test_text_is_short_and_ours():
 
 @pytest.mark.parametrize(
     ("current", "new"),
-    [("", OURS), ("  ", OURS), ("QG1:busy_s=1.0", OURS), (OURS, None), ("JS1:H4sIAAAA", None), ("by hand", None),
-     ("QG1:busy_s=1.0 and a note", None), ("JS1:x QG1:busy_s=1.0", None), ("QG1:", None), ("QG2:busy_s=1", None)],
-)  # fmt: skip
+    [
+        ("", OURS),
+        ("  ", OURS),
+        ("QG1:busy_s=1.0", OURS),
+        (OURS, None),
+        ("JS1:H4sIAAAA", None),
+        ("by hand", None),
+        ("QG1:busy_s=1.0 and a note", None),
+        ("JS1:x QG1:busy_s=1.0", None),
+        ("QG1:", None),
+        ("QG2:busy_s=1", None),
+    ],
+)
 def test_only_an_empty_field_or_our_own_text_is_written(current, new):
     assert decide(current, OURS) == new
 

@@ -59,7 +59,9 @@ def test_without_a_qos_the_class_is_that_of_normal_where_it_is_mapped(tmp_path: 
     """As slurmctld takes it, which writes this QOS into the job."""
     text = Path(EXAMPLE).read_text()
     mapped = tmp_path / "qgpu.yaml"
-    mapped.write_text(text.replace("qos: {online: online,", "qos: {online: online, normal: online,"))
+    mapped.write_text(
+        text.replace("qos: {online: online,", "qos: {online: online, normal: online,")
+    )
     assert mapped.read_text() != text
     for path, job_class in ((EXAMPLE, "offline"), (str(mapped), "online")):
         found = CliRunner().invoke(plan, ["--gres=qgpu:30", "--json", "--config", path])
@@ -72,7 +74,10 @@ def test_without_the_lua_modules_a_plan_is_a_sentence(
     monkeypatch.setattr("cli.site.plan.JobSubmit", partial(JobSubmit, directory=tmp_path))
     found = _plan("--gres=qgpu:30")
     assert found.exit_code == 1
-    said = f"Error: cannot open {tmp_path}/qgpu_job_submit.lua: No such file or directory: install the package again"
+    said = (
+        f"Error: cannot open {tmp_path}/qgpu_job_submit.lua: No such file or directory: "
+        f"install the package again"
+    )
     assert found.output == said + "\n"
 
 
@@ -80,4 +85,7 @@ def test_render_prints_the_fragment() -> None:
     done = CliRunner().invoke(render, ["slurm.conf", "--config", EXAMPLE, "--etc-dir", "/x"])
     assert (done.exit_code, "Prolog=/x/prolog\n" in done.output) == (0, True)
     missing = CliRunner().invoke(render, ["slurm.conf", "--config", "/nowhere"])
-    assert (missing.exit_code, "/nowhere: the configuration cannot be read" in missing.output) == (1, True)
+    assert (missing.exit_code, "/nowhere: the configuration cannot be read" in missing.output) == (
+        1,
+        True,
+    )

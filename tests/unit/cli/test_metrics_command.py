@@ -1,4 +1,6 @@
-"""`qgpu metrics`: rules and dashboard are well formed and name only metrics that exist, with labels that they have."""
+"""`qgpu metrics`: rules and dashboard are well formed and name only metrics that exist, with
+labels that they have.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,32 @@ nodes: [{{names: n1, model: h200, count: 2, files: "/dev/qgpufake[0-1]"}}]
 """
 CARD_LABELS = {"node", "uuid", "card"}
 KNOWN = {
-    "up": {"job", "instance"}, "qgpu_arbiter_up": {"node"}, "qgpu_state_age_seconds": {"node"},
+    "up": {"job", "instance"},
+    "qgpu_arbiter_up": {"node"},
+    "qgpu_state_age_seconds": {"node"},
     **dict.fromkeys(
-        ["qgpu_card_utilization_ratio", "qgpu_card_memory_used_bytes", "qgpu_card_whole", "qgpu_card_tenants",
-         "qgpu_card_memory_total_bytes"], CARD_LABELS),
+        [
+            "qgpu_card_utilization_ratio",
+            "qgpu_card_memory_used_bytes",
+            "qgpu_card_whole",
+            "qgpu_card_tenants",
+            "qgpu_card_memory_total_bytes",
+        ],
+        CARD_LABELS,
+    ),
     **dict.fromkeys(
-        ["qgpu_granted_ratio", "qgpu_used_ratio", "qgpu_memory_cap_bytes", "qgpu_memory_used_bytes",
-         *(f"{metric}_total" for metric, _, _ in (COUNTERS | HARDWARE).values())], CARD_LABELS | {"class"}),
+        [
+            "qgpu_granted_ratio",
+            "qgpu_used_ratio",
+            "qgpu_memory_cap_bytes",
+            "qgpu_memory_used_bytes",
+            *(f"{metric}_total" for metric, _, _ in (COUNTERS | HARDWARE).values()),
+        ],
+        CARD_LABELS | {"class"},
+    ),
     "qgpu_tenants": CARD_LABELS | {"class", "state"},
     "qgpu_hardware_stop_seconds_bucket": CARD_LABELS | {"class", "le"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -57,13 +75,19 @@ def out(config: Path, *words: str) -> str:
 
 
 def check_expression(expression: str) -> None:
-    """Every metric exists, every label in braces, `by` or a legend belongs to it; brackets close."""
+    """Every metric exists, every label in braces, `by` or a legend belongs to it; brackets
+    close.
+    """
     for opening, closing in ("()", "{}", "[]"):
         assert expression.count(opening) == expression.count(closing), expression
     names = re.findall(r"\b(?:qgpu_[a-z_]+|up)\b", expression)
     assert names and set(names) <= set(KNOWN), expression
-    labels = {m for part in re.findall(r"\{([^}]*)\}", expression) for m in re.findall(r"(\w+)\s*=", part)}
-    labels |= {m for part in re.findall(r"by \(([^)]*)\)", expression) for m in re.findall(r"\w+", part)}
+    labels = {
+        m for part in re.findall(r"\{([^}]*)\}", expression) for m in re.findall(r"(\w+)\s*=", part)
+    }
+    labels |= {
+        m for part in re.findall(r"by \(([^)]*)\)", expression) for m in re.findall(r"\w+", part)
+    }
     for name in names:
         assert labels <= KNOWN[name], (expression, labels - KNOWN[name])
     for text in re.findall(r"(?:rate|increase)\((\w+)", expression):
@@ -95,7 +119,9 @@ def test_dashboard_is_a_dashboard(config):
     for panel in panels:
         box = panel["gridPos"]
         area = {
-            (x, y) for x in range(box["x"], box["x"] + box["w"]) for y in range(box["y"], box["y"] + box["h"])
+            (x, y)
+            for x in range(box["x"], box["x"] + box["w"])
+            for y in range(box["y"], box["y"] + box["h"])
         }
         assert not cells & area and box["x"] + box["w"] <= 24
         cells |= area
@@ -117,9 +143,15 @@ def test_every_metric_in_the_table_is_really_exported(tmp_path, config, nodes):
     service.hardware.control = lambda: ControlDevice(1, 2)
     service.start()
     service.prolog(
-        {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "0", "SLURM_JOB_GID": "0", "SLURMD_NODENAME": "n1",
-         "SLURM_JOB_COMMENT": "qgpu/1 class=offline share=30 mem=12288", "SLURM_JOB_GPUS": "0"}
-    )  # fmt: skip
+        {
+            "SLURM_JOB_ID": "9",
+            "SLURM_JOB_UID": "0",
+            "SLURM_JOB_GID": "0",
+            "SLURMD_NODENAME": "n1",
+            "SLURM_JOB_COMMENT": "qgpu/1 class=offline share=30 mem=12288",
+            "SLURM_JOB_GPUS": "0",
+        }
+    )
     uuid = node.nvml.cards()[0].uuid
     node.nvml.loads[uuid] = CardLoad(42, 5)
     node.arbiter.count(9, uuid, mem_used=7)

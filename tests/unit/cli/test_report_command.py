@@ -19,7 +19,9 @@ GIB = 1 << 30
 SECOND = 10**9
 HEADER = "|".join(sacct.FIELDS)
 # sacct -P -X: a finished online job, a running array task, a job without qgpu with | in its name.
-ONLINE = "billing=1,cpu=1,gres/qgpu:online=30,gres/qgpu=30,gres/qgpu_mem=12G,gres/shard=30,mem=1G,node=1"
+ONLINE = (
+    "billing=1,cpu=1,gres/qgpu:online=30,gres/qgpu=30,gres/qgpu_mem=12G,gres/shard=30,mem=1G,node=1"
+)
 OFFLINE = "cpu=1,gres/qgpu:offline=50,gres/qgpu=50,gres/qgpu_mem=4G,gres/shard=6"
 TEXT = f"""{HEADER}
 12|12|alice|COMPLETED|00:01:40|n1|online|gpu|{ONLINE}|train
@@ -28,7 +30,9 @@ TEXT = f"""{HEADER}
 """
 
 
-def grant(job: int, state: str = "active", job_class: str | None = "online", cap: int = 12 * GIB) -> Grant:
+def grant(
+    job: int, state: str = "active", job_class: str | None = "online", cap: int = 12 * GIB
+) -> Grant:
     card = GrantCard("GPU-00000000-0000-0000-0000-000000000001", 0, 1, 30, cap, 80 * GIB)
     return Grant(job, 1000, 100, "n1", state, job_class, SECOND, "", (card,), "/r", "/d", "/s")  # type: ignore[arg-type]
 
@@ -59,7 +63,9 @@ def call(monkeypatch, path):
             asked.append(command)
             wanted = command[command.index("-j") + 1].split(",")
             lines = text.splitlines()
-            return "\n".join([lines[0], *(x for x in lines[1:] if set(x.split("|")[:2]) & set(wanted))])
+            return "\n".join(
+                [lines[0], *(x for x in lines[1:] if set(x.split("|")[:2]) & set(wanted))]
+            )
 
         monkeypatch.setattr(sacct.jobs, "__defaults__", (fake,))
         return CliRunner().invoke(report, [*arguments, "--ledger", str(path)])
@@ -117,13 +123,23 @@ def test_json_says_null_for_not_measured(ledger, call):
     assert body["version"] == 1
     (job,) = body["jobs"]
     (found,) = job["grants"]
-    assert (job["job_id"], job["user"], found["share"], found["mem_cap"]) == ("12", "alice", 30, 12 * GIB)
+    assert (job["job_id"], job["user"], found["share"], found["mem_cap"]) == (
+        "12",
+        "alice",
+        30,
+        12 * GIB,
+    )
     assert found["busy_s"] is None and found["denied"] is None and found["suspended_s"] is None
 
 
 def test_job_without_ledger_shows_what_slurm_booked(ledger, call):
     row = fields(call("15", "--parsable"))
-    assert (row["JOBID"], row["CLASS"], row["SHARE%"], row["CAP_GIB"]) == ("13_2", "offline", "50", "4.0")
+    assert (row["JOBID"], row["CLASS"], row["SHARE%"], row["CAP_GIB"]) == (
+        "13_2",
+        "offline",
+        "50",
+        "4.0",
+    )
     assert (row["ELAPSED"], row["BUSY_S"], row["CARD"]) == ("1-02:03:04", "-", "-")
 
 
@@ -171,16 +187,34 @@ def test_requeued_job_has_a_line_per_grant(ledger, call):
 
 ADVICE: list[tuple[dict[str, int], Grant, str]] = [
     ({"denied": 4, "launches": 1}, grant(12), r"4 allocation\(s\) were refused.*qgpu_mem:14G"),
-    ({"mem_peak": GIB, "launches": 1, "busy_ns": 30 * SECOND}, grant(12), "at most 1.0 GiB.*qgpu_mem:2G"),
-    ({"launches": 0}, grant(12), "never used its card"),
-    ({"launches": 9, "busy_ns": 5 * SECOND, "mem_peak": 9 * GIB}, grant(12), "reached 5 %.*--gres=qgpu:7"),
     (
-        {"launches": 9, "busy_ns": 30 * SECOND, "mem_peak": 9 * GIB, "closed_preempted_ns": 60 * SECOND},
+        {"mem_peak": GIB, "launches": 1, "busy_ns": 30 * SECOND},
+        grant(12),
+        "at most 1.0 GiB.*qgpu_mem:2G",
+    ),
+    ({"launches": 0}, grant(12), "never used its card"),
+    (
+        {"launches": 9, "busy_ns": 5 * SECOND, "mem_peak": 9 * GIB},
+        grant(12),
+        "reached 5 %.*--gres=qgpu:7",
+    ),
+    (
+        {
+            "launches": 9,
+            "busy_ns": 30 * SECOND,
+            "mem_peak": 9 * GIB,
+            "closed_preempted_ns": 60 * SECOND,
+        },
         grant(12, job_class="offline"),
         "suspended it for 60%.*--qos",
     ),
     (
-        {"launches": 9, "busy_ns": 30 * SECOND, "mem_peak": 9 * GIB, "closed_share_ns": 60 * SECOND},
+        {
+            "launches": 9,
+            "busy_ns": 30 * SECOND,
+            "mem_peak": 9 * GIB,
+            "closed_share_ns": 60 * SECOND,
+        },
         grant(12),
         "waited 60%.*--gres=qgpu:45",
     ),
@@ -275,10 +309,14 @@ def test_elapsed(text, seconds):
 
 
 def test_what_slurm_22_05_really_answers_is_understood():
-    text = (Path(__file__).parents[2] / "cases/sacct-22.05.txt").read_text()  # recorded in a sandbox
+    # recorded in a sandbox
+    text = (Path(__file__).parents[2] / "cases/sacct-22.05.txt").read_text()
     whole, offline, online, first, second = sacct.parse(text)
     assert (whole.tres["gres/gpu"], whole.elapsed_s, whole.nodes) == ("1", 2, ("hooktest-n1",))
-    assert (offline.tres["gres/qgpu:offline"], offline.tres["gres/qgpu_mem"]) == ("50", str(2 * GIB))
+    assert (offline.tres["gres/qgpu:offline"], offline.tres["gres/qgpu_mem"]) == (
+        "50",
+        str(2 * GIB),
+    )
     assert (online.job_id, online.raw_id, online.qos, online.user) == ("4", 4, "online", "alice")
     assert [(job.job_id, job.raw_id) for job in (first, second)] == [("1_1", 5), ("1_2", 1)]
 

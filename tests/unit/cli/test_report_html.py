@@ -30,7 +30,9 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 def job(number: int, kind: str, name: str = "train") -> str:
     times = f"{START}|{START + 100}"
-    return f"{number}|{number}|<b>al$ice|COMPLETED|00:01:40|n1|{kind}|gpu|{TRES.format(kind=kind)}|acct|{times}|{name}"
+    tres = TRES.format(kind=kind)
+    first = f"{number}|{number}|<b>al$ice|COMPLETED|00:01:40|n1|{kind}|gpu"
+    return f"{first}|{tres}|acct|{times}|{name}"
 
 
 class Page(HTMLParser):
@@ -49,7 +51,9 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name == "id":
                 self.ids.append(value or "")
-            if name in ("src", "href", "xlink:href", "data", "action") and not (value or "").startswith("#"):
+            if name in ("src", "href", "xlink:href", "data", "action") and not (
+                value or ""
+            ).startswith("#"):
                 self.loads.append(f"{tag} {name}={value}")
         if tag in ("script", "iframe", "link", "img", "object"):
             self.loads.append(tag)
@@ -74,16 +78,39 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         card = GrantCard(uuid, 0, UUIDS.index(uuid), 30, 12 * GIB, 80 * GIB)
         ledger.open_grant(
-            Grant(number, 1000, 100, "n1", "active", kind, START * SECOND, "", (card,), "/r", "/d", "/s")  # type: ignore[arg-type]
+            Grant(
+                number,
+                1000,
+                100,
+                "n1",
+                "active",
+                kind,
+                START * SECOND,
+                "",
+                (card,),
+                "/r",
+                "/d",
+                "/s",
+            )  # type: ignore[arg-type]
         )
         for second in (*range(0, 40, 2), *range(60, 100, 2)):
-            used = {"busy_ns": second * SECOND // 4, "launches": second, "mem_used": GIB, "mem_peak": GIB}
+            used = {
+                "busy_ns": second * SECOND // 4,
+                "launches": second,
+                "mem_used": GIB,
+                "mem_peak": GIB,
+            }
             ledger.record([Sample(number, uuid, 1, 5, **used)], (START + second) * SECOND)  # type: ignore[arg-type]
         ledger.end(number, "epilog", (START + 100) * SECOND)
     ledger.record_cards("n1", [CardSample(UUIDS[0], 0, 55, GIB)], (START + 5) * SECOND)
     ledger.close()
     text = "\n".join(
-        [HEADER, job(1, "online", "<script>alert(1)</script>"), job(2, "offline"), job(3, "offline")]
+        [
+            HEADER,
+            job(1, "online", "<script>alert(1)</script>"),
+            job(2, "offline"),
+            job(3, "offline"),
+        ]
     )
 
     def fake(command: Sequence[str]) -> str:
@@ -155,7 +182,9 @@ def test_without_matplotlib_the_page_says_so(tmp_path, page, monkeypatch):
         return real(name, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    done = CliRunner().invoke(report, ["1", "--html", str(page), "--ledger", str(tmp_path / "ledger.sqlite")])
+    done = CliRunner().invoke(
+        report, ["1", "--html", str(page), "--ledger", str(tmp_path / "ledger.sqlite")]
+    )
     assert done.exit_code == 0
     assert "pip install 'qgpu[plots]'" in parsed(page).words.replace("&#39;", "'")
 
@@ -168,8 +197,19 @@ BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 def test_a_browser_draws_the_page_without_complaint(page, tmp_path):
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     done = subprocess.run(
-        [BROWSER or "", "--headless", *sandbox, "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
-         "--enable-logging=stderr", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            BROWSER or "",
+            "--headless",
+            *sandbox,
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}/profile",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert done.stdout.count("<svg") == 4 and "CONSOLE" not in done.stderr

@@ -28,7 +28,8 @@ CONFIG = Path(__file__).resolve().parents[3] / "configs/examples/qgpu.yaml"
         (["--mem", "1", "--config", str(CONFIG), "--", "true"], "--mem 1 is less than 1M"),
         (
             ["--mem", "8388609G", "--config", str(CONFIG), "--", "true"],
-            "--mem: '8388609G' is larger than any card, the limit is 8388608G; write for example --mem 8G",
+            "--mem: '8388609G' is larger than any card, the limit is 8388608G; write for example "
+            "--mem 8G",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""`qgpu top`, `jobs` and `cards` on a fake node: as a table, as lines, as JSON, live, and without a daemon."""
+"""`qgpu top`, `jobs` and `cards` on a fake node: as a table, as lines, as JSON, live, and
+without a daemon.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ nodes: [{{names: n1, model: h200, count: 2, files: "/dev/qgpufake[0-1]"}}]
 def env(job: int, kind: str, gpus: str = "0", uid: int = 0) -> dict[str, str]:
     comment = "qgpu/1 whole" if kind == "whole" else f"qgpu/1 class={kind} share=30 mem=12288"
     return {
-        "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(uid), "SLURM_JOB_GID": "0", "SLURMD_NODENAME": "n1",
-        "SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus,
-    }  # fmt: skip
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_UID": str(uid),
+        "SLURM_JOB_GID": "0",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_COMMENT": comment,
+        "SLURM_JOB_GPUS": gpus,
+    }
 
 
 class Rig:
@@ -108,7 +114,12 @@ def test_top_in_lines(rig):
         "preempted",
         "0",
     )
-    assert (third["CARD"], third["CLASS"], third["MEM_GIB"], third["NOW%"]) == ("1", "whole", "-", "-")
+    assert (third["CARD"], third["CLASS"], third["MEM_GIB"], third["NOW%"]) == (
+        "1",
+        "whole",
+        "-",
+        "-",
+    )
 
 
 def test_top_without_a_terminal_prints_once(rig):
@@ -152,8 +163,10 @@ def test_jobs_from_the_files_alone(rig):
     (rig.directory / "run/grants/5.grant").write_bytes(b"broken")
     found = table(rig.run(jobs, "--parsable", "--node", "n1"))
     assert [(row["JOBID"], row["CARD"], row["CLASS"], row["SHARE%"]) for row in found] == [
-        ("9", "0", "online", "30"), ("7", "0", "offline", "30"), ("3", "1", "whole", "100"),
-    ]  # fmt: skip
+        ("9", "0", "online", "30"),
+        ("7", "0", "offline", "30"),
+        ("3", "1", "whole", "100"),
+    ]
     body = json.loads(rig.run(jobs, "--json", "--node", "n1").stdout)
     assert body["jobs"][0]["mem_cap"] == 12 * GIB and body["jobs"][0]["user"] == "root"
 
@@ -161,9 +174,16 @@ def test_jobs_from_the_files_alone(rig):
 def test_cards_from_the_files_alone(rig):
     rows = table(rig.run(cards, "--parsable", "--node", "n1"))
     assert rows[0] == {
-        "NODE": "n1", "CARD": "0", "MODEL": "h200", "USE": "shared", "ONLINE%": "30", "OFFLINE%": "30", "JOBS": "2",
-        "GRANTED_GIB": "24.0", "USABLE_GIB": "78.0",
-    }  # fmt: skip
+        "NODE": "n1",
+        "CARD": "0",
+        "MODEL": "h200",
+        "USE": "shared",
+        "ONLINE%": "30",
+        "OFFLINE%": "30",
+        "JOBS": "2",
+        "GRANTED_GIB": "24.0",
+        "USABLE_GIB": "78.0",
+    }
     assert (rows[1]["USE"], rows[1]["JOBS"]) == ("whole", "1")
     rig.service.epilog(env(3, "whole"))
     assert table(rig.run(cards, "--parsable", "--node", "n1"))[1]["USE"] == "free"
@@ -202,11 +222,14 @@ def test_live_view_redraws_on_a_terminal_and_ends_on_interrupt(rig):
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "cli.main", "top", "--config", str(rig.config), "--interval", "0.2"],
-        stdin=follower, stdout=follower, stderr=follower,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
-        # Where the tests were started in the background of a shell, interrupts are ignored, and that is inherited.
+        # Where the tests were started in the background of a shell, interrupts are ignored, and
+        # that is inherited.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     os.close(follower)
     seen = b""
     try:
@@ -231,7 +254,15 @@ def test_live_view_redraws_on_a_terminal_and_ends_on_interrupt(rig):
 
 @pytest.mark.parametrize(
     ("part", "text"),
-    [(None, "····"), (0, "    "), (0.5, "██  "), (1, "████"), (7, "████"), (-1, "    "), (0.03, "▏   ")],
+    [
+        (None, "····"),
+        (0, "    "),
+        (0.5, "██  "),
+        (1, "████"),
+        (7, "████"),
+        (-1, "    "),
+        (0.03, "▏   "),
+    ],
 )
 def test_bar(part, text):
     assert bar(part, 4) == text

@@ -136,7 +136,7 @@ def test_unknown_uids_pay_together_for_their_time(server, sock):
     assert answers(server, sock, [USER], True) == 1, "nor do those who may run programs"
 
 
-# ---- a change that is refused, and a disk that is full --------------------------------------------
+# ---- a change that is refused, and a disk that is full -------------------------------------------
 
 
 def test_change_that_cannot_be_undone_on_disk_does_not_hold_and_says_where_it_is_left(
@@ -156,9 +156,9 @@ def test_change_that_cannot_be_undone_on_disk_does_not_hold_and_says_where_it_is
     monkeypatch.setattr(
         live, "_store", lambda cards: (store(cards), monkeypatch.setattr(live, "_store", full))
     )
-    error = ask(service, "card-set", ROOT, card="0", values={"slice": "1ms", "window": "1ms"}, save=True)[
-        "error"
-    ]
+    error = ask(
+        service, "card-set", ROOT, card="0", values={"slice": "1ms", "window": "1ms"}, save=True
+    )["error"]
     assert error.startswith("the arbiter refused it; what held before holds again, but")
     assert str(live.path) in error and "No space left" in error and "qgpu card reset 0" in error
     plan = service.plan(0, card)

@@ -92,7 +92,9 @@ def test_what_the_kernel_tells(tmp_path):
     number = f"{os.major(device)}:{os.minor(device)}"
     (tmp_path / "self").mkdir()
     for kind, memory in (("tmpfs", True), ("ext4", False)):
-        told = f"20 1 0:1 / /elsewhere rw - tmpfs x rw\n21 1 {number} / / rw shared:1 - {kind} x rw\n"
+        told = (
+            f"20 1 0:1 / /elsewhere rw - tmpfs x rw\n21 1 {number} / / rw shared:1 - {kind} x rw\n"
+        )
         (tmp_path / "self/mountinfo").write_text(told)
         assert on_tmpfs(tmp_path, tmp_path) is memory
     assert not on_tmpfs(tmp_path / "none", tmp_path)

@@ -46,7 +46,9 @@ def test_arbiter_hears_of_a_dead_process_as_long_as_the_driver_lists_it(node, se
     for _ in range(20 * 600):  # ten minutes
         service.inspector.poll_dead()
     told = node.arbiter.calls.count("listed 9 50")
-    assert 590 <= told <= 610 and service.inspector.waiting, "once a second, and it is never given up"
+    assert 590 <= told <= 610 and service.inspector.waiting, (
+        "once a second, and it is never given up"
+    )
     assert len(lines("dead-on-card")) == 1
     node.nvml.failure = "gone"
     for _ in range(60):
@@ -61,7 +63,9 @@ def test_arbiter_hears_of_a_dead_process_as_long_as_the_driver_lists_it(node, se
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
 
 
-def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its_job(node, service, lines):
+def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its_job(
+    node, service, lines
+):
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     service.inspector.note_deaths()
@@ -74,11 +78,15 @@ def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its
     node.nvml.put(uuid(node))
     service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 0}
-    assert not [line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line]
+    assert not [
+        line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line
+    ]
 
 
 def known_to_an_arbiter_that_is_gone(node, service, living: list[int]) -> None:
-    """Process 50 was seen registered; then that arbiter was killed, and its successor knows nobody."""
+    """Process 50 was seen registered; then that arbiter was killed, and its successor knows
+    nobody.
+    """
     service.inspector.alive = lambda pid: pid in living
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
@@ -88,7 +96,9 @@ def known_to_an_arbiter_that_is_gone(node, service, living: list[int]) -> None:
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_process_that_died_with_its_arbiter_is_charged_to_its_job(node, service, lines, later: bool):
+def test_process_that_died_with_its_arbiter_is_charged_to_its_job(
+    node, service, lines, later: bool
+):
     """That one could not tell of the death, and its successor never heard of the process."""
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
@@ -101,7 +111,9 @@ def test_process_that_died_with_its_arbiter_is_charged_to_its_job(node, service,
     node.nvml.put(uuid(node))
     service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 0}
-    assert not [line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line]
+    assert not [
+        line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line
+    ]
 
 
 def test_process_that_found_the_new_arbiter_is_that_ones_to_charge(node, service):
@@ -114,7 +126,9 @@ def test_process_that_found_the_new_arbiter_is_that_ones_to_charge(node, service
     node.arbiter.procs, node.arbiter.deaths = [], [ProcessUse(9, uuid(node), 50, GIB)]
     service.inspector.note_deaths()
     service.sample_cards()
-    assert node.arbiter.overheads == {(9, uuid(node)): 0} and service.inspector.waiting, "not by us as well"
+    assert node.arbiter.overheads == {(9, uuid(node)): 0} and service.inspector.waiting, (
+        "not by us as well"
+    )
 
 
 def test_process_of_a_job_that_ended_is_not_charged_to_one_that_came_again(node, service):
@@ -130,7 +144,9 @@ def test_process_of_a_job_that_ended_is_not_charged_to_one_that_came_again(node,
     assert not any(node.arbiter.overheads.values())
 
 
-def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(node, service, lines):
+def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(
+    node, service, lines
+):
     """It left the card, and the number was given to somebody else."""
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
@@ -140,7 +156,9 @@ def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     for _ in range(4):
         service.sample_cards()
-    assert (9, uuid(node)) not in node.arbiter.overheads or not node.arbiter.overheads[9, uuid(node)]
+    assert (9, uuid(node)) not in node.arbiter.overheads or not node.arbiter.overheads[
+        9, uuid(node)
+    ]
 
 
 def test_dead_process_is_not_released_while_the_driver_fails(node, service):
@@ -167,7 +185,9 @@ def test_process_with_the_number_of_a_dead_one_is_seen(node, service, lines):
     for _ in range(3):
         service.sample_cards()
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
-    assert len(lines("audit-unregistered")) == 1 and node.arbiter.overheads == {(9, uuid(node)): GIB}
+    assert len(lines("audit-unregistered")) == 1 and node.arbiter.overheads == {
+        (9, uuid(node)): GIB
+    }
 
 
 def test_dead_process_whose_pid_is_in_use_is_released_between_samples_too(node, service):

@@ -32,7 +32,12 @@ def ask(
     node: str = "n1",
     cards: Callable[[], tuple[CardInfo, ...]] = TWO_CARDS.cards,
 ) -> Decision:
-    env = {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": node}
+    env = {
+        "SLURM_JOB_ID": "9",
+        "SLURM_JOB_UID": "1000",
+        "SLURM_JOB_GID": "100",
+        "SLURMD_NODENAME": node,
+    }
     job = parse_hook_env(env | {"SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus}, "comment")
     return decide(job, CONFIG.node("n1"), CONFIG, cards, lambda: PATHS, fake_identify, 123)
 
@@ -55,17 +60,26 @@ def test_share_becomes_an_active_grant():
     assert (card.index, card.minor, card.share) == (1, 1, 30)
     assert (card.mem_cap, card.mem_total) == (12 * GIB, 80 * GIB)
     assert card.uuid.endswith("000001")
-    assert (found.run_dir, found.driver_path, found.shim_path) == ("/run/qgpu", PATHS.driver, PATHS.shim)
+    assert (found.run_dir, found.driver_path, found.shim_path) == (
+        "/run/qgpu",
+        PATHS.driver,
+        PATHS.shim,
+    )
 
 
 def test_two_cards_each_get_the_share():
     found = grant(ask("qgpu/1 class=offline share=50 mem=1024 cards=2", "0,1"))
-    assert [(card.index, card.share, card.mem_cap) for card in found.cards] == [(0, 50, GIB), (1, 50, GIB)]
+    assert [(card.index, card.share, card.mem_cap) for card in found.cards] == [
+        (0, 50, GIB),
+        (1, 50, GIB),
+    ]
 
 
 @pytest.mark.parametrize(("cards", "given"), [("", "0,1"), (" cards=2", "0")])
 def test_a_job_on_more_or_fewer_cards_than_promised_does_not_run(cards: str, given: str) -> None:
-    """Slurm split what was to be on one card, or gave one where two were meant: twice the share, or half."""
+    """Slurm split what was to be on one card, or gave one where two were meant: twice the share,
+    or half.
+    """
     found = ask(f"qgpu/1 class=offline share=50 mem=1024{cards}", given)
     assert isinstance(found, Grant) and found.state == "refused"
     assert "MULTIPLE_SHARING_GRES_PJ" in found.message
@@ -117,7 +131,10 @@ def test_lost_card_is_a_broken_node():
     nvml.lose(nvml.cards()[0].uuid)
     decision = ask("qgpu/1 class=online share=30 mem=1024", "0", cards=nvml.cards)
     assert isinstance(decision, Broken)
-    assert "card 0 (/dev/nvidia0) does not answer" in decision.reason and "sees 1 card(s)" in decision.reason
+    assert (
+        "card 0 (/dev/nvidia0) does not answer" in decision.reason
+        and "sees 1 card(s)" in decision.reason
+    )
 
 
 def test_neighbour_of_a_lost_card_is_served():
@@ -127,15 +144,23 @@ def test_neighbour_of_a_lost_card_is_served():
 
 
 def test_smaller_card_than_configured_is_a_broken_node():
-    decision = ask("qgpu/1 class=online share=30 mem=1024", "0", cards=FakeNvml.with_cards(2, 40 * GIB).cards)
+    decision = ask(
+        "qgpu/1 class=online share=30 mem=1024", "0", cards=FakeNvml.with_cards(2, 40 * GIB).cards
+    )
     assert (
-        isinstance(decision, Broken) and "has 40G of memory" in decision.reason and "80G" in decision.reason
+        isinstance(decision, Broken)
+        and "has 40G of memory" in decision.reason
+        and "80G" in decision.reason
     )
 
 
 def test_prolog_of_another_node_is_a_broken_node():
     decision = ask("qgpu/1 whole", "0", node="n2")
-    assert isinstance(decision, Broken) and "node n2" in decision.reason and "serves n1" in decision.reason
+    assert (
+        isinstance(decision, Broken)
+        and "node n2" in decision.reason
+        and "serves n1" in decision.reason
+    )
 
 
 def test_driver_is_not_asked_for_a_refused_job():

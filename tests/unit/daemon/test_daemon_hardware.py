@@ -46,15 +46,21 @@ def plans(hardware: str = "", isolation: str = "governed") -> dict[str, Any]:
     return {"GPU-a": plan_card(config, config.node("n1"), 0, "GPU-a", live)}
 
 
-def ordered(found: HardwareView, hardware: str = "", isolation: str = "governed") -> tuple[bool, str]:
+def ordered(
+    found: HardwareView, hardware: str = "", isolation: str = "governed"
+) -> tuple[bool, str]:
     (order,) = found.order(plans(hardware, isolation))
     return order.enabled, order.why
 
 
-@pytest.mark.parametrize(("word", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
+@pytest.mark.parametrize(
+    ("word", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")]
+)
 def test_a_bare_on_of_yaml_is_the_word(word: str, value: str) -> None:
     text = CONFIG.format(directory="/x", deadline="1s")
-    config = parse_config(text.replace("enforcer: {", f"enforcer: {{hardware: {{enabled: {word}}}, "))
+    config = parse_config(
+        text.replace("enforcer: {", f"enforcer: {{hardware: {{enabled: {word}}}, ")
+    )
     assert config.enforcer.hardware.enabled == value
     assert plan_card(config, config.node("n1"), 0, "GPU-a").hardware == value
     model = parse_config(text.replace("reserve: 2GiB", f"reserve: 2GiB, hardware: {word}"))
@@ -81,7 +87,9 @@ def test_the_control_device_of_a_simulator_is_the_file_that_it_names(tmp_path: P
 
 def test_the_real_control_device_is_a_character_device_of_roots(tmp_path: Path) -> None:
     null = Path("/dev/null").stat()
-    assert find_control(None, Path("/dev/null")) == ControlDevice(null.st_dev, null.st_ino, null.st_rdev)
+    assert find_control(None, Path("/dev/null")) == ControlDevice(
+        null.st_dev, null.st_ino, null.st_rdev
+    )
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("/dev/null")
     for name in ("file", "link"):
@@ -107,12 +115,16 @@ def test_nothing_is_ordered_where_it_cannot_be() -> None:
 
     assert ordered(view(SIM, "615.20"))[1].startswith("driver 615 is not one of 535 to 595")
     assert ordered(view(ControlDevice(why="no /dev/fuse")), "on") == (False, "no /dev/fuse")
-    assert "NVML does not answer" in ordered(HardwareView(HardwareSettings(), silent, lambda: SIM))[1]
+    assert (
+        "NVML does not answer" in ordered(HardwareView(HardwareSettings(), silent, lambda: SIM))[1]
+    )
     assert ordered(view(SIM), isolation="none")[1] == "offline jobs are not governed on this card"
 
 
 def test_the_order_carries_what_the_arbiter_must_know() -> None:
-    (order,) = view(REAL, enabled="on", method="disable", actor="shim", weights=True).order(plans("on"))
+    (order,) = view(REAL, enabled="on", method="disable", actor="shim", weights=True).order(
+        plans("on")
+    )
     assert (order.method, order.actor, order.weights) == ("disable", "shim", True)
     assert (order.driver_major, order.device) == (580, REAL)
 
@@ -128,7 +140,9 @@ def test_the_arbiter_gets_orders_with_the_list_and_after_its_restart(node: FakeN
     node, service = service_of(node)
     service.start()
     uuids = {card.uuid for card in node.nvml.cards()}
-    assert set(node.arbiter.orders) == uuids and all(order.enabled for order in node.arbiter.orders.values())
+    assert set(node.arbiter.orders) == uuids and all(
+        order.enabled for order in node.arbiter.orders.values()
+    )
     node.arbiter.orders.clear()
     node.arbiter.restart()
     service.lose_arbiter("it restarted")
@@ -164,7 +178,9 @@ def test_a_live_change_reaches_the_arbiter_and_is_undone_by_reset(node: FakeNode
     assert answer["card"]["hardware"] == told
     asks.answer({"op": "card-reset", "card": "0"}, me)
     assert node.arbiter.orders[uuid].enabled
-    refused = asks.answer({"op": "card-set", "card": "0", "values": {"hardware": "sometimes"}}, me).body
+    refused = asks.answer(
+        {"op": "card-set", "card": "0", "values": {"hardware": "sometimes"}}, me
+    ).body
     assert not refused["ok"] and "hardware=sometimes is refused" in refused["error"]
 
 
@@ -218,11 +234,17 @@ def test_a_stopped_tenant_is_shown_as_stopped() -> None:
         tenant = Tenant(
             sample._replace(closed_preempted_ns=at * 10**9), 1, hardware=replace(USE, state=state)
         )
-        node = watcher.sample("n1", [grant(1, "offline")], [seen_of(tenant)], [card], at * 10**9, at * 10**9)
+        node = watcher.sample(
+            "n1", [grant(1, "offline")], [seen_of(tenant)], [card], at * 10**9, at * 10**9
+        )
         (row,) = node.cards[0].tenants
         assert row.hardware == state
         assert row.state == {1: "idle", 2: "stopped", 3: "preempted"}[at]
-        assert row.counters is not None and row.counters["hw_stops"] == 3 and row.counters["hw_le_9"] == 3
+        assert (
+            row.counters is not None
+            and row.counters["hw_stops"] == 3
+            and row.counters["hw_le_9"] == 3
+        )
 
 
 def use(job: int, stops: int, hist: tuple[int, ...], **sample: int) -> Seen:
@@ -287,7 +309,9 @@ def test_doctor_has_one_line_and_warns_of_what_failed() -> None:
         and hardware_check(known).status == "ok"
     )
     known = Known(
-        daemon={"hardware": {"GPU-a": card(False, "x"), "GPU-b": card(True, "", tenant("failed", "y"))}}
+        daemon={
+            "hardware": {"GPU-a": card(False, "x"), "GPU-b": card(True, "", tenant("failed", "y"))}
+        }
     )
     found = hardware_check(known)
     assert found.status == "warn" and found.todo

@@ -1,4 +1,6 @@
-"""Isolation that is changed on a live card: it holds for jobs that start afterwards, also over restarts."""
+"""Isolation that is changed on a live card: it holds for jobs that start afterwards, also over
+restarts.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_daemon_asks import ME, run, uuid
+from questions_support import ME, run, uuid
 
 from enforcer.daemon.requests.answers import Asks
 from enforcer.ledger.store import read_usage

@@ -1,4 +1,6 @@
-"""The daemon's behaviour on a fake node: grants, restarts of either daemon, markers, audit. No sockets."""
+"""The daemon's behaviour on a fake node: grants, restarts of either daemon, markers, audit. No
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def test_prolog_writes_both_files_tells_the_arbiter_and_opens_the_ledger(node, s
     blob = node.directory / "run/grants/9.grant"
     assert blob.stat().st_mode & 0o777 == 0o644
     page = unpack_grant(blob.read_bytes())
-    assert (page.job_id, page.uid, page.cards[0].share, page.cards[0].mem_cap) == (9, 1000, 30, 12 * GIB)
+    assert (page.job_id, page.uid, page.cards[0].share, page.cards[0].mem_cap) == (
+        9,
+        1000,
+        30,
+        12 * GIB,
+    )
     assert node.arbiter.grants[9].cards[0].share == 30
     (row,) = rows(node)
     assert (row.job_class, row.share, row.mem_cap, row.ended_at, row.busy_ns) == (
@@ -110,17 +117,24 @@ def test_an_error_that_may_pass_is_bridged_with_the_cards_of_the_last_answer(nod
     assert service.prolog(env(13)) == Answer(0)
     assert len(lines("event=nvml-failing")) == 2
     node.clock.advance(301)
-    assert service.prolog(env(14)) == Later("again"), "what does not pass is a broken node in the end"
+    assert service.prolog(env(14)) == Later("again"), (
+        "what does not pass is a broken node in the end"
+    )
 
 
 def test_a_card_is_never_promised_twice_even_where_slurm_booked_too_little(node, service):
-    """Whoever goes around job_submit can have 1 shard and a promise of 70 GiB; nobody else gets the same memory."""
+    """Whoever goes around job_submit can have 1 shard and a promise of 70 GiB; nobody else gets
+    the same memory.
+    """
     big, small = "qgpu/1 class=offline share=10 mem=71680", "qgpu/1 class=online share=30 mem=12288"
     assert service.prolog(env(9, big)) == Answer(0)
     assert service.prolog(env(10, small)) == Answer(0)
     refused = service.grants[10]
     assert (refused.state, node.arbiter.grants.keys()) == ("refused", {9})
-    assert "did not pass qgpu's job_submit plugin" in refused.message and "70G of its 80G" in refused.message
+    assert (
+        "did not pass qgpu's job_submit plugin" in refused.message
+        and "70G of its 80G" in refused.message
+    )
     assert service.prolog(env(9, big)) == Answer(0), "the same Prolog again"
     assert service.grants[9].state == "active"
     assert service.prolog(env(11, small, "1")) == Answer(0) and service.grants[11].state == "active"
@@ -153,7 +167,9 @@ def test_abandoned_prolog_leaves_no_grant_and_names_the_arbiter(node, service):
     node.arbiter.running = False
     assert service.prolog(env()) is None
     answer = service.abandon(9)
-    assert answer.status == 1 and "qgpu-arbiter" in answer.message and "state=resume" in answer.message
+    assert (
+        answer.status == 1 and "qgpu-arbiter" in answer.message and "state=resume" in answer.message
+    )
     assert files(node) == set() and rows(node)[0].end_reason == "failed"
 
 
@@ -247,7 +263,9 @@ def test_marker_of_an_epilog_without_daemon_ends_the_grant_at_start(node, servic
     again.start()
     assert again.grants == {} and files(node) == set() and node.arbiter.grants == {}
     (row,) = rows(node)
-    assert (row.end_reason, row.wall_ns(0)) == ("marker", 5 * 10**9), "it ended when the Epilog said so"
+    assert (row.end_reason, row.wall_ns(0)) == ("marker", 5 * 10**9), (
+        "it ended when the Epilog said so"
+    )
     assert row.busy_ns == 7, "the arbiter still had the last counters"
 
 
@@ -288,7 +306,9 @@ def test_damaged_grant_is_set_aside_and_said_and_nothing_else_suffers(node, serv
     again.start()
     assert set(again.grants) == {8}
     assert files(node) == {"8.json", "8.grant", "9.json.bad", "9.grant"}
-    assert (node.directory / "run/grants/9.grant").stat().st_size == 0, "SPANK must not start tasks on it"
+    assert (node.directory / "run/grants/9.grant").stat().st_size == 0, (
+        "SPANK must not start tasks on it"
+    )
     (said,) = lines("event=grant-damaged")
     assert "job=9" in said
     again.epilog(env(9))

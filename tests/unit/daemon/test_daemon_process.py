@@ -17,13 +17,16 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="qgpud runs as root")
 
 
 class Qgpud:
-    """One qgpud on a directory without any card; `start` returns when systemd would call it ready."""
+    """One qgpud on a directory without any card; `start` returns when systemd would call it
+    ready.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config = directory / "qgpu.yaml"
         self.config.write_text(
-            f"version: 1\ncluster: t\nrun_dir: {directory}/run/%n\nstate_dir: {directory}/state/%n\n"
+            f"version: 1\ncluster: t\nrun_dir: {directory}/run/%n\nstate_dir: "
+            f"{directory}/state/%n\n"
             "default_class: offline\nmodels: {h200: {memory: 80GiB}}\n"
             'nodes: [{names: "n[1-2]", model: h200, count: 1, files: /dev/qgpu-test-none}]\n'
         )
@@ -87,7 +90,9 @@ def test_refused_grant_survives_kill_9_and_the_next_start_serves(qgpud):
     qgpud.start()
     assert qgpud.ask("prolog", gpus="0") == b"qgpu-hook/1 0\0"
     assert qgpud.end(signal.SIGKILL)[0] == -signal.SIGKILL
-    assert (qgpud.directory / "run/n1/hook.sock").exists(), "left behind, and in the way of the next"
+    assert (qgpud.directory / "run/n1/hook.sock").exists(), (
+        "left behind, and in the way of the next"
+    )
     qgpud.start()
     assert qgpud.ask("epilog") == b"qgpu-hook/1 0\0"
     _, said = qgpud.end(signal.SIGTERM)
@@ -98,7 +103,9 @@ def test_refused_grant_survives_kill_9_and_the_next_start_serves(qgpud):
 
 def test_second_daemon_of_the_node_is_refused_and_of_another_node_is_not(qgpud):
     qgpud.start()
-    second = subprocess.run([*qgpud.command(), "--node", "n1"], capture_output=True, text=True, timeout=30)
+    second = subprocess.run(
+        [*qgpud.command(), "--node", "n1"], capture_output=True, text=True, timeout=30
+    )
     assert second.returncode == 1 and "another qgpud serves" in second.stderr
     assert qgpud.ask("prolog") == b"qgpu-hook/1 0\0"
     other = Qgpud(qgpud.directory)
@@ -126,14 +133,23 @@ def test_connection_that_says_nothing_does_not_stop_the_end(qgpud):
 def test_what_is_wrong_with_the_configuration_is_said_in_one_line(qgpud, change, words):
     qgpud.config.write_text(qgpud.config.read_text() + change)
     done = subprocess.run(
-        [*qgpud.command(), "--node", "n9" if not change else "n1"], capture_output=True, text=True, timeout=30
+        [*qgpud.command(), "--node", "n9" if not change else "n1"],
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("qgpud: ") and words in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.stderr.startswith("qgpud: ")
+        and words in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_directory_that_others_can_write_is_refused(qgpud):
     (qgpud.directory / "run/n1").mkdir(parents=True)
     (qgpud.directory / "run/n1").chmod(0o777)
-    done = subprocess.run([*qgpud.command(), "--node", "n1"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [*qgpud.command(), "--node", "n1"], capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 1 and "writable by it alone" in done.stderr

@@ -1,4 +1,6 @@
-"""The loop with a real hook.sock: who may ask, what is answered, what a restart and a missing arbiter do."""
+"""The loop with a real hook.sock: who may ask, what is answered, what a restart and a missing
+arbiter do.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from simulator.fakes import FakeNode
 def question(kind: str, job: int = 9, comment: str = SHARE, gpus: str = "0") -> bytes:
     values = hook_env(job, comment, gpus)
     return b"".join(
-        part.encode() + b"\0" for part in [f"qgpu-hook/1 {kind}", *(f"{k}={v}" for k, v in values.items())]
+        part.encode() + b"\0"
+        for part in [f"qgpu-hook/1 {kind}", *(f"{k}={v}" for k, v in values.items())]
     )
 
 
@@ -64,7 +67,9 @@ def run(nodes: object) -> Iterator[Callable[..., Serving]]:
         item.stop()
 
 
-def test_a_prolog_waits_for_a_driver_that_fails_for_a_moment_and_others_are_served(run, nodes, tmp_path):
+def test_a_prolog_waits_for_a_driver_that_fails_for_a_moment_and_others_are_served(
+    run, nodes, tmp_path
+):
     node = nodes(tmp_path, deadline="30s", clock=SystemClock())
     node.nvml.fault = "Driver Not Loaded"
     running = run(node)
@@ -131,7 +136,12 @@ def _as_nobody(path: Path) -> int:
 
 @pytest.mark.parametrize(
     "message",
-    [b"hello", b"qgpu-hook/2 prolog\0", b"qgpu-hook/1 prolog\0NOVALUE\0", b"qgpu-hook/1 prolog\0A=1\0A=2\0"],
+    [
+        b"hello",
+        b"qgpu-hook/2 prolog\0",
+        b"qgpu-hook/1 prolog\0NOVALUE\0",
+        b"qgpu-hook/1 prolog\0A=1\0A=2\0",
+    ],
 )
 def test_nonsense_is_answered_with_status_one_and_a_sentence(node, run, message):
     answer = ask(run(node).path, message)
@@ -158,7 +168,8 @@ def test_others_are_served_while_a_prolog_waits(node, run):
         waiting.connect(str(running.path))
         waiting.send(question("prolog"))
         assert (
-            ask(running.path, question("prolog", 10, "qgpu/1 whole", "1"), timeout=2.4) == b"qgpu-hook/1 0\0"
+            ask(running.path, question("prolog", 10, "qgpu/1 whole", "1"), timeout=2.4)
+            == b"qgpu-hook/1 0\0"
         )
 
 
@@ -182,7 +193,10 @@ def test_arbiter_that_stays_away_breaks_the_node_before_the_hooks_deadline(nodes
     began = time.monotonic()
     answer = ask(running.path, question("prolog"))
     assert time.monotonic() - began < 6, "the client's deadline is 6 s"
-    assert answer.startswith(b"qgpu-hook/1 1\0") and b"qgpu-arbiter on this node does not answer" in answer
+    assert (
+        answer.startswith(b"qgpu-hook/1 1\0")
+        and b"qgpu-arbiter on this node does not answer" in answer
+    )
 
 
 def test_bug_in_one_hook_does_not_end_the_daemon(node, run):

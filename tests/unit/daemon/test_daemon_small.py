@@ -1,4 +1,6 @@
-"""The daemon's small parts: whose process it is, where the driver is, lines of the log, readiness."""
+"""The daemon's small parts: whose process it is, where the driver is, lines of the log,
+readiness.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def process(
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "cgroup").write_text(cgroup)
     (proc / str(pid) / "cmdline").write_text(cmdline)
-    (proc / str(pid) / "status").write_text(f"Name:\tx\nPPid:\t{parent}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    (proc / str(pid) / "status").write_text(
+        f"Name:\tx\nPPid:\t{parent}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
+    )
 
 
 def test_job_by_a_slurmstepd_among_the_ancestors(tmp_path):
@@ -160,7 +164,9 @@ def test_a_loader_that_fails_leaves_the_last_listing_and_is_asked_again(tmp_path
     assert cache.listing() == "22"
 
 
-def test_a_loader_that_hangs_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_hangs_ends_at_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver, "RUN_S", 0.05)
     assert loader(tmp_path, "exec sleep 600").listing() == ""
 
@@ -179,7 +185,10 @@ def test_relative_entries_of_the_search_path_are_not_trusted(tmp_path, monkeypat
 
 
 def test_line_is_one_line_of_words_and_quotes():
-    assert line("x", job=7, why='a "b"\nc', none=None, empty="") == 'event=x job=7 why="a \'b\' c" empty=""'
+    assert (
+        line("x", job=7, why='a "b"\nc', none=None, empty="")
+        == 'event=x job=7 why="a \'b\' c" empty=""'
+    )
 
 
 def test_journal_gets_priorities_and_no_clock():
@@ -237,7 +246,9 @@ def test_changing_ones_processes_wins_no_patience(pause):
     assert told and told[0].pid < 150 - 20
     assert [f.pid for f in told] == list(range(told[0].pid, 150)), "from then on each one"
     other = _unregistered(7, job=6)
-    assert patience.due([other]) == [] and patience.due([other]) == [], "another job has its own patience"
+    assert patience.due([other]) == [] and patience.due([other]) == [], (
+        "another job has its own patience"
+    )
 
 
 def test_next_job_with_the_number_has_its_own_patience():

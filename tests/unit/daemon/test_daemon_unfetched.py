@@ -19,7 +19,9 @@ GIB = 1 << 30
 def said(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("qgpud"), "propagate", True)
     caplog.set_level(logging.INFO, "qgpud")
-    return lambda: [record for record in caplog.records if "event=grant-unfetched" in record.getMessage()]
+    return lambda: [
+        record for record in caplog.records if "event=grant-unfetched" in record.getMessage()
+    ]
 
 
 def row(node, job=9):
@@ -43,7 +45,9 @@ def test_not_taken_is_said_once_and_is_no_warning_where_nothing_ran(node, servic
     service.epilog(env())
     (record,) = said()
     assert (
-        record.levelno == logging.INFO and "job=9" in record.getMessage() and "seen=no" in record.getMessage()
+        record.levelno == logging.INFO
+        and "job=9" in record.getMessage()
+        and "seen=no" in record.getMessage()
     )
     assert row(node).fetched == 0
     service.epilog(env())

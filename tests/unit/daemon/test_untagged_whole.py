@@ -1,4 +1,6 @@
-"""Whole cards without a tag, as of jobs that were queued before qgpu was installed; and all that is none."""
+"""Whole cards without a tag, as of jobs that were queued before qgpu was installed; and all that
+is none.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ def test_a_users_own_comment_stands_beside():
 
 
 def test_native_counts_before_what_slurm_says():
-    native = {"QGPU_NATIVE_CLASS": "online", "QGPU_NATIVE_SHARE": "30", "QGPU_NATIVE_MEM": str(1 << 30)}
+    native = {
+        "QGPU_NATIVE_CLASS": "online",
+        "QGPU_NATIVE_SHARE": "30",
+        "QGPU_NATIVE_MEM": str(1 << 30),
+    }
     assert job(**native).tag.share == 30
 
 
@@ -85,11 +91,15 @@ def test_whole_cards_without_a_tag_are_granted_and_parts_refused(node, service):
         (("", ONE), ("", ONE), "it as a whole"),
     ],
 )
-def test_a_card_that_slurm_gave_away_twice_stays_with_the_first(node, service, first, second, words):
+def test_a_card_that_slurm_gave_away_twice_stays_with_the_first(
+    node, service, first, second, words
+):
     for number, (comment, allocated) in ((1, first), (2, second)):
         assert service.prolog(env(number, comment) | {ALLOCATED: allocated}) == Answer(0)
     assert service.grants[1].state != "refused"
-    assert service.grants[2].state == "refused" and f"job 1 holds {words}" in service.grants[2].message
+    assert (
+        service.grants[2].state == "refused" and f"job 1 holds {words}" in service.grants[2].message
+    )
     service.epilog(env(1))
     service.epilog(env(2))
     assert service.prolog(env(3, second[0]) | {ALLOCATED: second[1]}) == Answer(0)

@@ -48,10 +48,13 @@ def test_a_job_that_lost_nothing_gets_nothing() -> None:
 def test_a_job_near_its_limit_gets_time_until_the_next_pass_once() -> None:
     action, given = look(JOB, 120, None, now=1000 + 590, ahead=300)
     assert action == Action("extend", 7, 600 + 120 + 300)
-    # it was suspended all the time since then, and is near its limit again: what it lost, and the same ahead
+    # it was suspended all the time since then, and is near its limit again: what it lost, and the
+    # same ahead
     action, given = look(limited(JOB, 1020), 420, given, now=1000 + 890, ahead=300)
     assert action == Action("extend", 7, 600 + 420 + 300)
-    assert look(limited(JOB, 1320), 420, given, now=1000 + 1300, ahead=300)[0] is None, "it runs now"
+    assert look(limited(JOB, 1320), 420, given, now=1000 + 1300, ahead=300)[0] is None, (
+        "it runs now"
+    )
 
 
 @pytest.mark.parametrize(("most", "wanted"), [(660, 660), (600, None), (500, None), (None, 720)])

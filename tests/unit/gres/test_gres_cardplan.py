@@ -1,4 +1,6 @@
-"""What holds for one card: levels of qgpu.yaml over each other, live changes on top, words of a command line."""
+"""What holds for one card: levels of qgpu.yaml over each other, live changes on top, words of a
+command line.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,19 @@ def test_a_card_without_entries_follows_classes_and_enforcer():
         "isolation.online": "governed",
         "isolation.offline": "governed",
     }
-    assert found.sources["slice"] == "enforcer.slice" and found.sources["policy.online"] == "classes.online"
+    assert (
+        found.sources["slice"] == "enforcer.slice"
+        and found.sources["policy.online"] == "classes.online"
+    )
 
 
 def test_model_then_cards_then_later_cards_win():
     first = plan("n1", 0)
-    assert (str(first.slice), str(first.window), first.policy["offline"]) == ("1ms", "275us", "fixed-share")
+    assert (str(first.slice), str(first.window), first.policy["offline"]) == (
+        "1ms",
+        "275us",
+        "fixed-share",
+    )
     assert first.sources["slice"] == "models.h200" and first.sources["window"] == "cards[0]"
     second = plan("n2", 1)
     assert second.policy == {"online": "best-effort", "offline": "best-effort"}
@@ -90,7 +99,10 @@ def test_one_word_counts_for_both_classes():
         (["lease=1s"], "there is no setting 'lease'"),
         (["slice=1ms", "slice=2ms"], "slice is given twice, as 1ms and as 2ms"),
         (["slice=5"], "slice=5 is refused: '5' is not a duration"),
-        (["slice=1us"], "slice=1us is refused: 1us is outside 100us to 1s; write for example 100us"),
+        (
+            ["slice=1us"],
+            "slice=1us is refused: 1us is outside 100us to 1s; write for example 100us",
+        ),
         (["slice=10s"], "slice=10s is refused: 10s is outside 100us to 1s; write for example 1s"),
         (["window=2s"], "window=2s is refused: 2s is outside 50us to 1s"),
         (["idle_release=2min"], "2min is outside 0ns to 1min"),

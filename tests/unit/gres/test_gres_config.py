@@ -27,7 +27,9 @@ nodes: [{names: "n[1-2]", model: h200, count: 2, files: "/dev/%n/gpu[0-1]"}]
 
 def test_the_example_says_what_the_defaults_say() -> None:
     config = load_config(EXAMPLE)
-    bare = parse_config(SMALL.replace("cluster: c", "cluster: sandbox").replace("/%n/gpu", "/nvidia"))
+    bare = parse_config(
+        SMALL.replace("cluster: c", "cluster: sandbox").replace("/%n/gpu", "/nvidia")
+    )
     assert config.model_copy(update={"qos": {}}) == bare
 
 
@@ -55,7 +57,10 @@ def test_a_node_has_everything_that_depends_on_its_name(tmp_path: Path) -> None:
 )
 def test_the_tag_goes_where_this_slurm_has_a_field(version: str, field: str) -> None:
     assert parse_config(SMALL + f'slurm: {{version: "{version}"}}').tag_field == field
-    assert parse_config(SMALL + f'slurm: {{version: "{version}", tag_field: comment}}').tag_field == "comment"
+    assert (
+        parse_config(SMALL + f'slurm: {{version: "{version}", tag_field: comment}}').tag_field
+        == "comment"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,21 +74,30 @@ def test_the_tag_goes_where_this_slurm_has_a_field(version: str, field: str) -> 
         ("limits: {min_mem: 1GiB, min_mem: 2GiB}", "the key 'min_mem' is written twice"),
         ("enforcer: {window: 500}", "enforcer.window: '500' is not a duration"),
         ("limits: {min_share: 50, max_share: 40}", "min_share 50 is above max_share 40"),
-        ("limits: {min_mem: 79GiB}", "limits.min_mem 80896 MiB is above what 79872 MiB a share can have"),
+        (
+            "limits: {min_mem: 79GiB}",
+            "limits.min_mem 80896 MiB is above what 79872 MiB a share can have",
+        ),
         (
             "limits: {max_share: 101}",
             "limits.max_share: Input should be less than or equal to 100 (found 101)",
         ),
         ("limits: {max_share: true}", "limits.max_share"),
         ("qos: {online: fast}", "qos.online"),
-        ("classes: {online: {reserves: [compute]}}", "memory must be among the reserved dimensions"),
+        (
+            "classes: {online: {reserves: [compute]}}",
+            "memory must be among the reserved dimensions",
+        ),
         ("run_dir: run/qgpu", "'run/qgpu' must be an absolute path"),
         ("run_dir: /run/../etc", "must not contain '..'"),
         ("run_dir: '/run/q gpu'", "without blanks, quotes or shell characters"),
         ("run_dir: '/run/$(reboot)'", "without blanks, quotes or shell characters"),
         ("run_dir: /run/%h", "has a % that is not %n"),
         ("slurm: {version: 22.05}", "slurm.version"),
-        ('slurm: {version: "22.05", tag_field: extra}', "tag_field extra does not exist in Slurm 22.05"),
+        (
+            'slurm: {version: "22.05", tag_field: extra}',
+            "tag_field extra does not exist in Slurm 22.05",
+        ),
         ("managed_partitions: ['a b']", "'a b' is not a partition name"),
         ("hook: {deadlin: 3s}", "did you mean deadline?"),
     ],
@@ -153,7 +167,11 @@ def test_configured_memory_rounds_to_the_safe_side() -> None:
 
 def test_durations() -> None:
     assert parse_duration("1.5s") == Duration(1_500_000_000)
-    assert (parse_duration("500us").us, parse_duration("500us").ms, parse_duration("2min").seconds) == (
+    assert (
+        parse_duration("500us").us,
+        parse_duration("500us").ms,
+        parse_duration("2min").seconds,
+    ) == (
         500,
         1,
         120.0,
@@ -179,7 +197,19 @@ def test_bracket_lists(text: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "n[", "n]1[", "n[[1]]", "n[]", "n[a-b]", "n[3-1]", "a,,b", "n[1-99999999]", "n[1-999]" * 3]
+    "text",
+    [
+        "",
+        "n[",
+        "n]1[",
+        "n[[1]]",
+        "n[]",
+        "n[a-b]",
+        "n[3-1]",
+        "a,,b",
+        "n[1-99999999]",
+        "n[1-999]" * 3,
+    ],
 )
 def test_bad_bracket_lists(text: str) -> None:
     with pytest.raises(HostlistError):
@@ -200,11 +230,14 @@ def test_gres_conf_has_one_line_per_card_and_matches_the_node_line(config: Confi
     assert [line for line in text.splitlines() if "Name=shard" in line] == [
         f"NodeName=n[1-2] Name=shard Type=h200 Count=100 File=/dev/nvidia{card}" for card in (0, 1)
     ]
-    newer = config.model_copy(update={"slurm": config.slurm.model_copy(update={"version": "24.11"})})
+    newer = config.model_copy(
+        update={"slurm": config.slurm.model_copy(update={"version": "24.11"})}
+    )
     assert "Name=shard Count=100 File=" in render("gres.conf", newer)
     assert "Name=qgpu Type=offline Count=800 Flags=CountOnly" in text
     assert (
-        node_gres(config, "n1") == "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G"
+        node_gres(config, "n1")
+        == "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G"
     )
     assert f"NodeName=n[1-2] Gres={node_gres(config, 'n1')}\n" in render("slurm.conf", config)
 
@@ -223,9 +256,16 @@ def test_the_hooks_are_scripts_that_exec_the_client(config: Config, tmp_path: Pa
     hook = config.hook.model_copy(update={"client": str(client)})
     for kind in ("prolog", "epilog"):
         script = tmp_path / kind
-        script.write_text(render(kind, config.model_copy(update={"hook": hook, "run_dir": "/run/%n"})))
-        done = subprocess.run(["/bin/sh", str(script)], capture_output=True, text=True, check=True, env={})
-        assert done.stdout == f"{kind} --run-dir /run/%n --deadline-ms 10000 --scontrol /usr/bin/scontrol\n"
+        script.write_text(
+            render(kind, config.model_copy(update={"hook": hook, "run_dir": "/run/%n"}))
+        )
+        done = subprocess.run(
+            ["/bin/sh", str(script)], capture_output=True, text=True, check=True, env={}
+        )
+        assert (
+            done.stdout
+            == f"{kind} --run-dir /run/%n --deadline-ms 10000 --scontrol /usr/bin/scontrol\n"
+        )
     quiet = hook.model_copy(update={"drain_command": False})
     assert "--scontrol" not in render("prolog", config.model_copy(update={"hook": quiet}))
 
@@ -263,7 +303,10 @@ def test_every_policy_is_accepted_for_a_class(policy: str) -> None:
         ("cards: [{uuids: [card0]}]", "cards.0.uuids: 'card0' is not a UUID of a card"),
         ("cards: [{policy: best-effort}]", "cards.0: no card is named; write nodes"),
         ("cards: [{nodes: n1, uuids: [GPU-1]}]", "not by both; leave one out"),
-        ("cards: [{nodes: n1, slise: 1ms}]", "cards.0.slise: there is no such key; did you mean slice?"),
+        (
+            "cards: [{nodes: n1, slise: 1ms}]",
+            "cards.0.slise: there is no such key; did you mean slice?",
+        ),
         ("cards: [{nodes: n1, policy: {online: fair}}]", "cards.0.policy.online"),
         ("cards: [{nodes: n1, slice: 1us}]", "1us is outside 100us to 1s; write for example 100us"),
         ("enforcer: {window: 2s}", "enforcer.window: 2s is outside 50us to 1s"),
@@ -276,11 +319,16 @@ def test_every_policy_is_accepted_for_a_class(policy: str) -> None:
         ("enforcer: {memory_backend: dmem}", "enforcer.memory_backend"),
         ("enforcer: {suspend_together: maybe}", "enforcer.suspend_together"),
         ("run: {allow_users: ['a b']}", "'a b' is not the name of a user or group"),
-        ("run: {allow_user: [a]}", "run.allow_user: there is no such key; did you mean allow_users?"),
+        (
+            "run: {allow_user: [a]}",
+            "run.allow_user: there is no such key; did you mean allow_users?",
+        ),
         ("classes: {online: {reserves: [memory], isolation: half}}", "classes.online.isolation"),
     ],
 )
-def test_cards_and_policies_that_cannot_be_are_refused_with_a_sentence(change: str, sentence: str) -> None:
+def test_cards_and_policies_that_cannot_be_are_refused_with_a_sentence(
+    change: str, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         parse_config(SMALL + change)
     assert sentence in str(error.value)
@@ -292,7 +340,10 @@ FRAGMENTS = re.findall(r"```yaml\n# (valid|invalid): (.*)\n((?:.*\n)*?)```", SPE
 
 def merged(fragment: str) -> str:
     """SMALL with the keys of a fragment in place of its own."""
-    keys = {**yaml.safe_load(SMALL.replace("/dev/%n/gpu", "/dev/nvidia")), **yaml.safe_load(fragment)}
+    keys = {
+        **yaml.safe_load(SMALL.replace("/dev/%n/gpu", "/dev/nvidia")),
+        **yaml.safe_load(fragment),
+    }
     return str(yaml.safe_dump(keys, sort_keys=False))
 
 

@@ -1,4 +1,6 @@
-"""Grants and their store, tags, the hook's environment, card identity: what root believes, and what not."""
+"""Grants and their store, tags, the hook's environment, card identity: what root believes, and
+what not.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from gres.grant.tag import Tag, TagError, parse_tag
 
 CARD = GrantCard("GPU-0000", 0, 1, 30, 1 << 30, 80 << 30)
 GRANT = Grant(
-    4711, 1000, 1000, "n1", "active", "online", 5, "", (CARD,), "/run/qgpu", "/lib/libcuda.so.1", "/shim"
+    4711,
+    1000,
+    1000,
+    "n1",
+    "active",
+    "online",
+    5,
+    "",
+    (CARD,),
+    "/run/qgpu",
+    "/lib/libcuda.so.1",
+    "/shim",
 )
 
 
@@ -52,7 +65,11 @@ def test_writing_again_replaces_whole_and_leaves_nothing_behind(store: GrantStor
 def test_removal(store: GrantStore) -> None:
     store.write(GRANT)
     store.write_blob(4711, b"blob")
-    assert (store.remove(4711), store.remove(4711), list(store.directory.iterdir())) == (True, False, [])
+    assert (store.remove(4711), store.remove(4711), list(store.directory.iterdir())) == (
+        True,
+        False,
+        [],
+    )
     with pytest.raises(GrantMissing):
         store.read(4711)
 
@@ -142,7 +159,14 @@ def test_values_that_contradict_each_other_are_no_grant(change: dict[str, object
 
 @pytest.mark.parametrize(
     "change",
-    [{"share": 0}, {"share": 101}, {"mem_cap": 0}, {"mem_cap": 1 << 40}, {"uuid": "GPU 1"}, {"minor": -1}],
+    [
+        {"share": 0},
+        {"share": 101},
+        {"mem_cap": 0},
+        {"mem_cap": 1 << 40},
+        {"uuid": "GPU 1"},
+        {"minor": -1},
+    ],
 )
 def test_values_that_are_no_card(change: dict[str, object]) -> None:
     with pytest.raises(GrantError):
@@ -208,7 +232,12 @@ def test_what_only_begins_like_a_tag_is_an_error(text: str) -> None:
 
 # ---- the hook's environment
 
-ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "1000", "SLURMD_NODENAME": "n1"}
+ENV = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_UID": "1000",
+    "SLURM_JOB_GID": "1000",
+    "SLURMD_NODENAME": "n1",
+}
 
 
 def test_the_hook_reads_the_tag_from_extra_and_else_from_comment() -> None:
@@ -222,7 +251,11 @@ def test_the_hook_reads_the_tag_from_extra_and_else_from_comment() -> None:
 
 
 def test_no_tag_and_a_broken_tag_are_two_things() -> None:
-    assert (parse_hook_env(ENV).tag, parse_hook_env(ENV).problem, parse_hook_env(ENV).gpus) == (None, "", ())
+    assert (parse_hook_env(ENV).tag, parse_hook_env(ENV).problem, parse_hook_env(ENV).gpus) == (
+        None,
+        "",
+        (),
+    )
     broken = parse_hook_env({**ENV, "SLURM_JOB_COMMENT": "qgpu/7 x"})
     assert (broken.tag, "'qgpu/7 x' is not of the form" in broken.problem) == (None, True)
 
@@ -257,7 +290,11 @@ def test_gpu_lists() -> None:
 
 def _node(*paths: str) -> Node:
     return Node(
-        "n1", "h200", tuple(CardSpec(i, path, "h200", 2, 1) for i, path in enumerate(paths)), "/r", "/s"
+        "n1",
+        "h200",
+        tuple(CardSpec(i, path, "h200", 2, 1) for i, path in enumerate(paths)),
+        "/r",
+        "/s",
     )
 
 
@@ -275,7 +312,9 @@ def test_the_card_is_the_device_behind_the_configured_file() -> None:
         (["/dev/null", "/dev/null"], [0, 1], "is the same device as another card's file"),
     ],
 )
-def test_a_card_that_cannot_be_identified(paths: list[str], indexes: list[int], sentence: str) -> None:
+def test_a_card_that_cannot_be_identified(
+    paths: list[str], indexes: list[int], sentence: str
+) -> None:
     with pytest.raises(IdentityError, match=sentence):
         identify(_node(*paths), indexes)
 

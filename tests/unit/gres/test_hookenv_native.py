@@ -53,14 +53,19 @@ def test_both_carriers_give_the_same_value_and_the_native_one_wins(
 
 def test_what_agrees_is_not_called_overruled() -> None:
     job = parse_hook_env(
-        ENV | native("online", 30, 8192) | {"SLURM_JOB_COMMENT": "qgpu/1 class=online share=30 mem=8192"}
+        ENV
+        | native("online", 30, 8192)
+        | {"SLURM_JOB_COMMENT": "qgpu/1 class=online share=30 mem=8192"}
     )
     assert (job.tag, job.overruled) == (Tag("online", 30, 8192), "")
 
 
 def test_one_cards_share_that_slurm_split_over_two_is_not_taken_for_two() -> None:
     """The daemon then refuses it: its cards are not as many as the job holds."""
-    env = ENV | {"SLURM_JOB_GPUS": "0,1", "SLURM_JOB_COMMENT": "qgpu/1 class=online share=60 mem=8192"}
+    env = ENV | {
+        "SLURM_JOB_GPUS": "0,1",
+        "SLURM_JOB_COMMENT": "qgpu/1 class=online share=60 mem=8192",
+    }
     assert parse_hook_env(env | native("online", 60, 8192)).tag == Tag("online", 60, 8192, 1)
     two = {"SLURM_JOB_COMMENT": "qgpu/1 class=online share=30 mem=4096 cards=2"}
     assert parse_hook_env(env | two | native("online", 60, 8192)).tag == Tag("online", 30, 4096, 2)
@@ -102,7 +107,9 @@ def test_an_allocation_that_is_no_share_is_refused_in_words_and_no_tag_helps(
 
 @pytest.mark.parametrize("classes", ["online,offline", "offline,online"])
 def test_a_job_with_the_node_for_itself_has_all_there_is(classes: str) -> None:
-    """The tag of whole cards then counts: our job_submit wrote it. Without it, such counts are no share."""
+    """The tag of whole cards then counts: our job_submit wrote it. Without it, such counts are
+    no share.
+    """
     env = ENV | {
         "QGPU_NATIVE_CLASS": classes,
         "QGPU_NATIVE_SHARE": "200,800",

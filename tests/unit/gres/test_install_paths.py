@@ -1,4 +1,6 @@
-"""gres.paths: the directories of an installation, and that the defaults of qgpu.yaml follow them."""
+"""gres.paths: the directories of an installation, and that the defaults of qgpu.yaml follow
+them.
+"""
 
 import json
 import re
@@ -22,7 +24,9 @@ def test_the_shims_directory_is_named_by_the_abi() -> None:
 
 def test_directories_of_an_installation_reach_every_path(tmp_path: Path) -> None:
     file = tmp_path / "install.json"
-    file.write_text(json.dumps({"lib_dir": "/opt/q/lib64/qgpu", "slurm_config_dir": "/opt/slurm/etc"}))
+    file.write_text(
+        json.dumps({"lib_dir": "/opt/q/lib64/qgpu", "slurm_config_dir": "/opt/slurm/etc"})
+    )
     paths = load(file)
     assert paths.shim == "/opt/q/lib64/qgpu/2/libcuda.so.1"
     assert paths.fragments_dir == "/opt/slurm/etc/qgpu"

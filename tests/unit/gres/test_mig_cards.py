@@ -51,7 +51,13 @@ gpu0/gi2/access 21
 gpu0/gi2/ci0/access 22
 """
 CARDS = tuple(
-    CardInfo(f"MIG-{gi:08d}-0000-0000-0000-000000000000", 0, "A100 MIG 3g.20gb", 19 * GIB, Instance(gi, 0))
+    CardInfo(
+        f"MIG-{gi:08d}-0000-0000-0000-000000000000",
+        0,
+        "A100 MIG 3g.20gb",
+        19 * GIB,
+        Instance(gi, 0),
+    )
     for gi in (2, 1)
 )
 
@@ -83,7 +89,8 @@ def test_gres_conf_has_a_line_per_instance_and_one_for_all_shards(config: Config
         f"{head}qgpu_mem Count=36G Flags=CountOnly",
     ]
     assert (
-        "# NodeName=m[1-2] Gres=gpu:a100_3g.20gb:2,shard:a100_3g.20gb:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:36G"
+        "# NodeName=m[1-2] "
+        "Gres=gpu:a100_3g.20gb:2,shard:a100_3g.20gb:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:36G"
         in render("slurm.conf", config)
     )
 
@@ -91,7 +98,8 @@ def test_gres_conf_has_a_line_per_instance_and_one_for_all_shards(config: Config
 def test_files_that_depend_on_the_node_give_lines_per_node() -> None:
     text = render("gres.conf", parse_config(YAML.replace("/dev/nvidia0", "/dev/%n/nvidia0")))
     assert (
-        "NodeName=m2 Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/m2/nvidia0," in text and "%n" not in text
+        "NodeName=m2 Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/m2/nvidia0," in text
+        and "%n" not in text
     )
 
 
@@ -107,7 +115,11 @@ def test_files_that_depend_on_the_node_give_lines_per_node() -> None:
         ("[12-13]", "[21-22]", "twice"),
         ("count: 2", "count: 3", "instances has 2 entries, but count is 3"),
         ("    count: 2", "    count: 2\n    files: /dev/nvidia0", "write one of both"),
-        ('"24.11"', '"22.05"', "MIG instances, which Slurm can share from 23.11 on, but this is 22.05"),
+        (
+            '"24.11"',
+            '"22.05"',
+            "MIG instances, which Slurm can share from 23.11 on, but this is 22.05",
+        ),
     ],
 )
 def test_what_is_refused(old: str, new: str, sentence: str) -> None:
@@ -128,7 +140,11 @@ def test_a_node_without_any_files_is_refused() -> None:
         ("nvidia-cap12", "nvidia-cap30", "in this order"),
         ("MultipleFiles", "File", "in this order"),
         ("Name=shard Count=200", "Name=shard Count=100", "no line for shard Count=200"),
-        ("Name=shard Count=200", f"Name=shard Count=200 File={FIRST}", "no line for shard Count=200"),
+        (
+            "Name=shard Count=200",
+            f"Name=shard Count=200 File={FIRST}",
+            "no line for shard Count=200",
+        ),
         ("Type=a100_3g.20gb", "Type=a100", "no line for gpu a100_3g.20gb"),
     ],
 )
@@ -171,7 +187,9 @@ def test_the_inventory_is_printed_as_the_configuration_wants_it(config: Config) 
     ]
     text = YAML[: YAML.index("      - ")] + "\n".join(f"    {line}" for line in lines)
     assert parse_config(text).node("m1") == config.node("m1")
-    with pytest.raises(MigError, match="GPU instance 1 with compute instance 0 of card 0 is not in"):
+    with pytest.raises(
+        MigError, match="GPU instance 1 with compute instance 0 of card 0 is not in"
+    ):
         instance_lines(CARDS, {})
 
 
@@ -205,7 +223,9 @@ def test_an_instance_that_is_gone_is_not_replaced_by_another_of_its_card(config:
     for left in ((CARDS[0],), (CARDS[0], whole)):
         broken = _ask(config, "0", left)
         assert isinstance(broken, Broken)
-        assert "none with minor number 0 and GPU instance 1 with compute instance 0" in broken.reason
+        assert (
+            "none with minor number 0 and GPU instance 1 with compute instance 0" in broken.reason
+        )
 
 
 # ---- NVML

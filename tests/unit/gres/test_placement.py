@@ -1,4 +1,6 @@
-"""slurm.placement and slurm.multi_card: slurm.conf, `qgpu plan`, and the sandbox's switches for them."""
+"""slurm.placement and slurm.multi_card: slurm.conf, `qgpu plan`, and the sandbox's switches for
+them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def test_slurm_conf_says_it_in_slurms_words(multi: bool, placement: str, words: 
 @pytest.mark.parametrize("version", ["22.05", "22.05.8", "23.02"])
 def test_spread_is_refused_where_slurm_has_no_word_for_it(version: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"placement spread needs Slurm 23.11 or later, this is .*; write placement: bin"
+        ConfigError,
+        match=r"placement spread needs Slurm 23.11 or later, this is .*; write placement: bin",
     ):
         config(version, placement="spread")
     assert config("23.11", placement="spread").slurm.placement == "spread"
@@ -78,7 +81,10 @@ def test_plan_knows_several_cards(tmp_path: Path, words: tuple[str, ...]) -> Non
     status, out = planned(tmp_path, True, *words, "--json")
     found = json.loads(out)
     assert status == 0
-    assert found["gres"] == "qgpu:online:60,qgpu_mem:8192M" and found["tres_per_task"] == "gres/shard:30"
+    assert (
+        found["gres"] == "qgpu:online:60,qgpu_mem:8192M"
+        and found["tres_per_task"] == "gres/shard:30"
+    )
     assert (found["cards_per_node"], found["tasks_per_node"], found["shards"]) == (2, 2, 30)
     assert found["tag"] == "qgpu/1 class=online share=30 mem=4096 cards=2"
     text = planned(tmp_path, True, *words)[1]
@@ -145,4 +151,8 @@ def test_the_switches_are_in_the_sandboxs_qgpu_yaml(tmp_path: Path) -> None:
     )
     files.write_qgpu_yaml(layout, chosen, "24.11.5")
     found = load_config(layout.qgpu_yaml)
-    assert (found.injection, found.slurm.multi_card, found.slurm.placement) == ("mount", True, "spread")
+    assert (found.injection, found.slurm.multi_card, found.slurm.placement) == (
+        "mount",
+        True,
+        "spread",
+    )

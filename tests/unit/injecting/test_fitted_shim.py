@@ -92,11 +92,15 @@ def test_without_an_nvml_beside_the_driver_the_jobs_own_keeps_all(node: Path) ->
     assert names(Path(path).with_name(NVML)) == {"nvmlInit_v2", "nvmlNew"}
 
 
-def test_a_place_that_users_cannot_enter_is_not_used(node: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_users_cannot_enter_is_not_used(
+    node: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (node / "state").chmod(0o700)
     with pytest.raises(FitError, match="closed to users"):
         fit(node / "2" / CUDA, node / "driver" / CUDA, node / "state/shim")
-    assert fitted(node).path(str(node / "driver" / CUDA)) == str(node / "2" / CUDA), "the shim as it is"
+    assert fitted(node).path(str(node / "driver" / CUDA)) == str(node / "2" / CUDA), (
+        "the shim as it is"
+    )
 
 
 def test_a_folder_of_another_user_is_not_used(node: Path) -> None:

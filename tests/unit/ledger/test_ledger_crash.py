@@ -1,4 +1,6 @@
-"""kill -9 of the writer at random instants: what was committed stays, the file is whole, sums do not run backwards."""
+"""kill -9 of the writer at random instants: what was committed stays, the file is whole, sums do
+not run backwards.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ def write_until_killed(path: Path, begin: int, out: int) -> None:
     while True:
         step += 1
         base = Sample(
-            9, CARDS[0].uuid, 1, 5, busy_ns=step, launches=2 * step, mem_used=step, close_hist=(step,)
+            9,
+            CARDS[0].uuid,
+            1,
+            5,
+            busy_ns=step,
+            launches=2 * step,
+            mem_used=step,
+            close_hist=(step,),
         )
         ledger.record([base, base._replace(uuid=CARDS[1].uuid)], START + step * 10**8)
         os.write(out, step.to_bytes(8, "little"))

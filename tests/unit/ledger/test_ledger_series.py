@@ -1,4 +1,6 @@
-"""The ledger over time: series, cards, memory's mean, latencies, retention, the bound on its size, old schemas."""
+"""The ledger over time: series, cards, memory's mean, latencies, retention, the bound on its
+size, old schemas.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ KEEP_ALL = Limits(365 * DAY, 1 << 40)
 
 
 def grant(job: int = 9, created: int = START) -> Grant:
-    return Grant(job, 1000, 100, "n1", "active", "online", created * SECOND, "", (CARD,), "/r", "/d", "/s")
+    return Grant(
+        job, 1000, 100, "n1", "active", "online", created * SECOND, "", (CARD,), "/r", "/d", "/s"
+    )
 
 
 @pytest.fixture
@@ -70,7 +74,9 @@ def settle(ledger: Ledger, limits: Limits, now_s: int) -> int:
 def test_samples_fall_into_buckets_of_ten_seconds(ledger, path):
     ledger.open_grant(grant())
     for second, busy, used in ((2, 1, 50), (4, 3, 90), (12, 10, 70)):
-        ledger.record([sample(busy_ns=busy, launches=second, mem_used=used)], (START + second) * SECOND)
+        ledger.record(
+            [sample(busy_ns=busy, launches=second, mem_used=used)], (START + second) * SECOND
+        )
     assert points(path) == [
         Point(START, FINE_S, 3, 0, 0, 4, 90),
         Point(START + 10, FINE_S, 7, 0, 0, 8, 70),
@@ -81,7 +87,10 @@ def test_bucket_that_was_not_sampled_is_absent_and_idle_one_is_zero(ledger, path
     ledger.open_grant(grant())
     ledger.record([sample(mem_used=0)], START * SECOND)
     ledger.record([sample()], (START + 40) * SECOND)
-    assert points(path) == [Point(START, FINE_S, 0, 0, 0, 0, 0), Point(START + 40, FINE_S, 0, 0, 0, 0, None)]
+    assert points(path) == [
+        Point(START, FINE_S, 0, 0, 0, 0, 0),
+        Point(START + 40, FINE_S, 0, 0, 0, 0, None),
+    ]
 
 
 def test_mean_of_memory_is_weighted_by_time_and_gaps_count_nothing(ledger, path):
@@ -141,14 +150,17 @@ HISTS = st.lists(st.integers(0, 2**64), max_size=5).map(tuple)
 
 
 @given(HISTS, HISTS)
-def test_histogram_is_kept_as_json_and_only_what_grew_is_added(old: tuple[int, ...], new: tuple[int, ...]):
+def test_histogram_is_kept_as_json_and_only_what_grew_is_added(
+    old: tuple[int, ...], new: tuple[int, ...]
+):
     before = baseline_of(sample(close_hist=old), None, 1)
     now = baseline_of(sample(close_hist=new), before, 2)
     assert now.close_hist is not None and before.close_hist is not None
     assert now.hist_text == json.dumps([min(count, 2**63 - 1) for count in new])
     was = [*before.close_hist, *(0 for _ in new)]
     grown = [
-        (7, k, n - o if n >= o else n) for k, (n, o) in enumerate(zip(now.close_hist, was, strict=False))
+        (7, k, n - o if n >= o else n)
+        for k, (n, o) in enumerate(zip(now.close_hist, was, strict=False))
     ]
     assert closings(7, now.close_hist, before.close_hist) == [row for row in grown if row[2]]
 
@@ -165,7 +177,11 @@ def test_a_bucket_takes_no_more_than_can_be_summed(ledger, path):
     ledger.open_grant(grant())
     ledger.record([sample(busy_ns=2**60, launches=7)], START * SECOND)
     (bucket,) = points(path)
-    assert (bucket.busy_ns, bucket.launches, read_usage(path, [9])[0].busy_ns) == (SERIES_MOST, 7, 2**60)
+    assert (bucket.busy_ns, bucket.launches, read_usage(path, [9])[0].busy_ns) == (
+        SERIES_MOST,
+        7,
+        2**60,
+    )
 
 
 def test_suspended_time_is_null_until_an_arbiter_tells_it(ledger, path):
@@ -205,7 +221,9 @@ def card_is_not_zero_where_memory_is_unknown(ledger: Ledger, path: Path) -> bool
     for _ in range(2):
         ledger.record_cards("n1", [CardSample("GPU-y", None, 1, None)], START * SECOND)
     with reading(path) as database:
-        return [p.mem_used for p in card_series(database, START, START + 1) if p.uuid == "GPU-y"] == [None]
+        return [
+            p.mem_used for p in card_series(database, START, START + 1) if p.uuid == "GPU-y"
+        ] == [None]
 
 
 def card_row(path: Path, at: int) -> tuple[int, int] | None:
@@ -230,7 +248,9 @@ def test_what_a_card_repeats_is_written_at_a_change_and_at_the_end_of_its_bucket
 def test_after_a_day_buckets_are_of_five_minutes_and_nothing_is_lost(ledger, path):
     ledger.open_grant(grant())
     for second in range(0, 700, 5):
-        ledger.record([sample(busy_ns=second, launches=second, mem_used=second)], (START + second) * SECOND)
+        ledger.record(
+            [sample(busy_ns=second, launches=second, mem_used=second)], (START + second) * SECOND
+        )
         ledger.record_cards("n1", [CardSample(CARD.uuid, 0, 40, second)], (START + second) * SECOND)
     settle(ledger, KEEP_ALL, START + DAY + 299)
     assert {p.step for p in points(path)} == {FINE_S}
@@ -240,7 +260,10 @@ def test_after_a_day_buckets_are_of_five_minutes_and_nothing_is_lost(ledger, pat
     assert sum(p.busy_ns for p in found) == 695 and max(p.mem_used or 0 for p in found) == 695
     with reading(path) as database:
         cards = card_series(database, START, START + 600)
-    assert [(p.step, p.util, p.mem_used) for p in cards] == [(COARSE_S, 40.0, 295), (COARSE_S, 40.0, 595)]
+    assert [(p.step, p.util, p.mem_used) for p in cards] == [
+        (COARSE_S, 40.0, 295),
+        (COARSE_S, 40.0, 595),
+    ]
 
 
 def test_retention_forgets_ended_grants_with_all_that_hangs_on_them(ledger, path):
@@ -252,7 +275,8 @@ def test_retention_forgets_ended_grants_with_all_that_hangs_on_them(ledger, path
     settle(ledger, Limits(10 * DAY, 1 << 40), START + 10 * DAY + 100)
     assert [row.job_id for row in read_usage(path, [1, 2, 3])] == [2, 3]
     counts = {
-        t: ledger.db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("latency", "baseline")
+        t: ledger.db.execute(f"SELECT count(*) FROM {t}").fetchone()[0]
+        for t in ("latency", "baseline")
     }
     assert counts == {"latency": 2, "baseline": 1}
     assert (
@@ -307,7 +331,8 @@ def test_window_takes_what_stood_in_it(ledger, path):
             ledger.end(job, "epilog", (START + end) * SECOND)
     with reading(path) as database:
         found = [
-            row.job_id for _, row in usage_between(database, (START + 10) * SECOND, (START + 30) * SECOND)
+            row.job_id
+            for _, row in usage_between(database, (START + 10) * SECOND, (START + 30) * SECOND)
         ]
         nobody = list(usage_between(database, 0, 2**62, uid=4))
     assert sorted(found) == [2, 4] and nobody == []
@@ -317,7 +342,8 @@ def test_ledger_of_the_first_release_is_read_and_brought_up_to_date(path):
     database = sqlite3.connect(path)
     database.executescript(migrations()[0][1] + "PRAGMA user_version = 1;")
     database.execute(
-        "INSERT INTO usage (job_id, node, uuid, card_index, uid, state, share, mem_cap, mem_total, granted_at,"
+        "INSERT INTO usage (job_id, node, uuid, card_index, uid, state, share, mem_cap, "
+        "mem_total, granted_at,"
         " busy_ns) VALUES (9, 'n1', ?, 0, 1000, 'active', 30, 1, 2, 5, 77)",
         (CARD.uuid,),
     )
@@ -325,9 +351,15 @@ def test_ledger_of_the_first_release_is_read_and_brought_up_to_date(path):
     database.commit()
     database.close()
     (old,) = read_usage(path, [9])
-    assert isinstance(old, Usage) and (old.busy_ns, old.mem_mean, old.closed_suspended_ns) == (77, None, None)
+    assert isinstance(old, Usage) and (old.busy_ns, old.mem_mean, old.closed_suspended_ns) == (
+        77,
+        None,
+        None,
+    )
     with reading(path) as raw:
-        assert series_of(raw, 1) == [] and latency_of(raw, 1) is None and card_series(raw, 0, 9) == []
+        assert (
+            series_of(raw, 1) == [] and latency_of(raw, 1) is None and card_series(raw, 0, 9) == []
+        )
     new = Ledger(path)
     new.record([sample(busy_ns=80)], START * SECOND)
     assert read_usage(path, [9])[0].busy_ns == 80
@@ -349,7 +381,9 @@ STEPS = st.lists(
 
 @examples(30)
 @given(STEPS)
-def test_series_add_up_to_the_row_whatever_happens(tmp_path_factory, steps: list[tuple[int, int, bool]]):
+def test_series_add_up_to_the_row_whatever_happens(
+    tmp_path_factory, steps: list[tuple[int, int, bool]]
+):
     path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
     ledger = Ledger(path)
     ledger.open_grant(grant())

@@ -1,4 +1,6 @@
-"""The ledger: sums over restarts of either daemon, not measured against zero, migrations, readers."""
+"""The ledger: sums over restarts of either daemon, not measured against zero, migrations,
+readers.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +67,17 @@ def only(path: Path, job: int = 9) -> Usage:
 def test_new_row_has_measured_nothing(ledger, path):
     ledger.open_grant(grant())
     row = only(path)
-    assert (row.job_id, row.node, row.uid, row.job_class, row.share) == (9, "n1", 1000, "online", 30)
+    assert (row.job_id, row.node, row.uid, row.job_class, row.share) == (
+        9,
+        "n1",
+        1000,
+        "online",
+        30,
+    )
     assert (row.mem_cap, row.mem_total, row.granted_at, row.ended_at) == (1000, 4000, 100, None)
-    assert [getattr(row, name) for name in (*COUNTERS, "mem_peak", "nvml_mem_peak", "sampled_at")] == [
-        None
-    ] * 9
+    assert [
+        getattr(row, name) for name in (*COUNTERS, "mem_peak", "nvml_mem_peak", "sampled_at")
+    ] == [None] * 9
 
 
 def test_measured_zero_is_zero(ledger, path):
@@ -135,7 +143,12 @@ def test_ended_row_takes_nothing_more(ledger, path):
     ledger.record([sample(busy_ns=1)], 450)
     ledger.record_memory(9, CARD.uuid, 1)
     row = only(path)
-    assert (row.ended_at, row.end_reason, row.busy_ns, row.nvml_mem_peak) == (400, "epilog", None, None)
+    assert (row.ended_at, row.end_reason, row.busy_ns, row.nvml_mem_peak) == (
+        400,
+        "epilog",
+        None,
+        None,
+    )
     assert row.wall_ns(10**6) == 300
 
 

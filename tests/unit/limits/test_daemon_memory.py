@@ -1,4 +1,6 @@
-"""The driver's own memory limits per cgroup, on a faked driver of generation 615 and a faked cgroup tree."""
+"""The driver's own memory limits per cgroup, on a faked driver of generation 615 and a faked
+cgroup tree.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from enforcer.nvml.worker import NvmlInline, NvmlStuckError
 from simulator.fakes import GIB, UNLIMITED, FakeNode, FakeNvml
 
 MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
-OLD = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+OLD = (
+    "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 "
+    "rw 0 0\n"
+)
 
 
 @pytest.fixture

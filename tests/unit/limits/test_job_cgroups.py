@@ -48,7 +48,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 def slurms(root: Path, job: int) -> Path:
     """A job's tree as Slurm makes it, with its control files: 13 directories."""
-    top = tree(root, job, *(f"step_{step}/{leaf}" for step in ("batch", "extern", "0") for leaf in STEP))
+    top = tree(
+        root, job, *(f"step_{step}/{leaf}" for step in ("batch", "extern", "0") for leaf in STEP)
+    )
     for directory in (top, *(path for path in top.rglob("*") if path.is_dir())):
         for number in range(FILES):
             (directory / f"memory.{number}").touch()
@@ -72,9 +74,13 @@ def test_a_job_costs_one_stat_of_each_directory_and_no_listing_while_nothing_cha
     tops = [slurms(tmp_path, job) for job in jobs]
     scanner = JobCgroups(tmp_path)
     first = dict(scanner.scan(jobs))
-    assert counted.taken() == (8 * DIRECTORIES, 2 + 8 * DIRECTORIES), "no control file is asked about"
+    assert counted.taken() == (8 * DIRECTORIES, 2 + 8 * DIRECTORIES), (
+        "no control file is asked about"
+    )
     again = scanner.scan(jobs)
-    assert counted.taken() == (8 * DIRECTORIES, 2), "the slice and its scope are listed, once for all jobs"
+    assert counted.taken() == (8 * DIRECTORIES, 2), (
+        "the slice and its scope are listed, once for all jobs"
+    )
     assert all(again[job] is first[job] for job in jobs)
     (tops[0] / "step_0/user/task_1").mkdir()
     found = scanner.scan(jobs)

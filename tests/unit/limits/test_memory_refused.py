@@ -51,7 +51,11 @@ def test_each_card_speaks_for_itself(node, picky, tmp_path):
     assert f"card {bad}: driver 615.12.01 refuses" in service.memory.why
     assert service.prolog(env()) == Answer(0), "on the good card"
     refused = service.prolog(env(10, gpus="1"))
-    assert refused is not None and refused.status == 1 and "is nvml, but driver 615.12.01" in refused.message
+    assert (
+        refused is not None
+        and refused.status == 1
+        and "is nvml, but driver 615.12.01" in refused.message
+    )
     leaf = tree(tmp_path, 9)
     service.limit_memory()
     assert picky.limits == {(good, str(leaf)): (0, 12 * GIB)}
@@ -76,7 +80,9 @@ def test_card_without_limits_is_not_bothered_with_jobs(node, picky, tmp_path):
     )
 
 
-def test_card_that_learns_to_take_limits_is_asked_again_by_a_prolog_each_minute(node, picky, tmp_path):
+def test_card_that_learns_to_take_limits_is_asked_again_by_a_prolog_each_minute(
+    node, picky, tmp_path
+):
     picky.refuses = lambda uuid, cgroup: True
     service = service_of(node, tmp_path)
     service.prolog(env())
@@ -155,7 +161,8 @@ def test_demanded_limit_that_stays_refused_keeps_other_jobs_away(node, picky, tm
     answer = service.prolog(env(11))
     assert answer is not None and answer.status == 1
     assert (
-        f"refused the limit of job 9 {STUBBORN} times" in answer.message and "restart qgpud" in answer.message
+        f"refused the limit of job 9 {STUBBORN} times" in answer.message
+        and "restart qgpud" in answer.message
     )
     assert service.prolog(env(12, gpus="1")) == Answer(0), "the other card refused nothing"
     assert any("so no other job starts there" in r.getMessage() for r in caplog.records)
@@ -170,9 +177,14 @@ def test_demanded_limit_that_stays_refused_keeps_other_jobs_away(node, picky, tm
 def test_program_of_qgpu_run_never_has_the_limit(node, picky, tmp_path):
     service = service_of(node, tmp_path)
     grant = Grant(
-        job_id=RUN_BASE + 1, uid=0, gid=0, node="n1", state="active", job_class="offline",
+        job_id=RUN_BASE + 1,
+        uid=0,
+        gid=0,
+        node="n1",
+        state="active",
+        job_class="offline",
         cards=(GrantCard(node.nvml.cards()[0].uuid, 0, 0, 30, GIB, 80 * GIB),),
-    )  # fmt: skip
+    )
     told = service.memory.describe([grant])
     (row,) = told["memory_jobs"]
     assert row["strength"] == "cooperative"

@@ -46,7 +46,11 @@ def _tag(written: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", ["QGPU_MEM", "SPANK_QGPU_MEM"])
 def test_memory_ends_in_the_native_request(single: Slurm, name: str) -> None:
     option = _submit(single, "gres:qgpu:30", (f"{name}=4G", "OTHER=1", "=", ""))[0]
-    assert option == _submit(single, "gres:qgpu:30,qgpu_mem:4G")[0] != _submit(single, "gres:qgpu:30")[0]
+    assert (
+        option
+        == _submit(single, "gres:qgpu:30,qgpu_mem:4G")[0]
+        != _submit(single, "gres:qgpu:30")[0]
+    )
 
 
 def test_variables_of_others_and_long_ones_say_nothing(single: Slurm) -> None:
@@ -64,7 +68,9 @@ def test_one_card_is_one_task(several: Slurm) -> None:
 
 
 def test_two_cards_are_two_tasks_and_count_twice(several: Slurm) -> None:
-    two, _ = _submit(several, "gres:qgpu:h200:30,qgpu_mem:4G,fast:1", ("QGPU_CARDS=2",), bitflags=FLAG)
+    two, _ = _submit(
+        several, "gres:qgpu:h200:30,qgpu_mem:4G,fast:1", ("QGPU_CARDS=2",), bitflags=FLAG
+    )
     assert two["gres"] == "qgpu:online:60,qgpu_mem:8192M,fast:1"
     assert two["tres_per_task"] == "gres/shard:h200:30"
     assert (two["num_tasks"], two["ntasks_per_node"], two["bitflags"]) == (2, 2, FLAG)
@@ -92,7 +98,10 @@ def test_a_share_goes_with_one_task_for_each_card(
     assert bool(written) == good
     if good:
         nodes = shape.get("min_nodes", 1)
-        assert (written["num_tasks"], written["ntasks_per_node"]) == (int(cards) * nodes, int(cards))
+        assert (written["num_tasks"], written["ntasks_per_node"]) == (
+            int(cards) * nodes,
+            int(cards),
+        )
     else:
         assert f"--ntasks-per-node={cards}" in said
 
@@ -109,14 +118,20 @@ def test_the_native_spelling_says_the_same(several: Slurm) -> None:
     option, _ = _submit(several, "gres:qgpu:30,qgpu_mem:4G", ("QGPU_CARDS=2",), num_tasks=2)
     environment = several.lua.table_from({"SLURM_TRES_PER_TASK": "gres/qgpu:30"})
     native, _ = _submit(
-        several, "", tres_per_task="gres/qgpu:30,gres/qgpu_mem:4G", num_tasks=2, environment=environment
+        several,
+        "",
+        tres_per_task="gres/qgpu:30,gres/qgpu_mem:4G",
+        num_tasks=2,
+        environment=environment,
     )
     assert native == option
     assert environment["SLURM_TRES_PER_TASK"] == "gres/shard:30"
     bound, _ = _submit(
         several, "", tres_per_task="gres/qgpu:30", num_tasks=2, tres_bind="gres/qgpu:per_task:30"
     )
-    assert bound["tres_bind"] == "", "what the client wrote for itself does not outlive what it asked for"
+    assert bound["tres_bind"] == "", (
+        "what the client wrote for itself does not outlive what it asked for"
+    )
     typed, _ = _submit(
         several, "gres:fast:1", tres_per_task="cpu:4,gres/qgpu:h200:30,gres/slow:2", num_tasks=2
     )
@@ -125,7 +140,9 @@ def test_the_native_spelling_says_the_same(several: Slurm) -> None:
 
 
 def test_the_native_spelling_is_one_card_for_a_job_without_tasks(several: Slurm) -> None:
-    assert _submit(several, "", tres_per_task="gres/qgpu:30")[0] == _submit(several, "gres:qgpu:30")[0]
+    assert (
+        _submit(several, "", tres_per_task="gres/qgpu:30")[0] == _submit(several, "gres:qgpu:30")[0]
+    )
 
 
 TABLE: dict[str, Any] = yaml.safe_load((ROOT / "tests/cases/cards.yaml").read_text())
@@ -147,7 +164,9 @@ def _cases() -> list[Any]:
 def test_the_table_of_cards_has_each_shape_once() -> None:
     for case in TABLE["cases"]:
         found = [(multi, shape) for ask, shape, multi, _ in _cases() if ask == case["ask"]]
-        assert sorted(found) == sorted((multi, shape) for shape in TABLE["shapes"] for multi in (False, True))
+        assert sorted(found) == sorted(
+            (multi, shape) for shape in TABLE["shapes"] for multi in (False, True)
+        )
 
 
 @pytest.mark.parametrize(("asked", "shape", "multi", "row"), _cases(), ids=str)
@@ -199,7 +218,9 @@ ON_TWO = {
 
 
 @pytest.mark.parametrize("state", [0, 1])
-def test_a_new_comment_promises_no_card_what_was_booked_on_several(several: Slurm, state: int) -> None:
+def test_a_new_comment_promises_no_card_what_was_booked_on_several(
+    several: Slurm, state: int
+) -> None:
     """Seen live: 60 % and 8 GiB of one card by `scontrol update extra=`, then"""
     job = {**ON_TWO, "job_state": state}
     assert several.modify(job, comment="new")[1] == {"comment": f"{TAG2}; new"}
@@ -207,10 +228,14 @@ def test_a_new_comment_promises_no_card_what_was_booked_on_several(several: Slur
     assert several.modify(job, comment=f"{forged}; x")[1] == {"comment": f"{TAG2}; x"}
     # a field of other numbers than the allocation's says nothing
     odd = {**job, "comment": TAG2.replace("cards=2", "cards=7")}
-    assert several.modify(odd, comment="")[1] == {"comment": "qgpu/1 class=online share=60 mem=8192"}
+    assert several.modify(odd, comment="")[1] == {
+        "comment": "qgpu/1 class=online share=60 mem=8192"
+    }
 
 
-@pytest.mark.parametrize("change", [{"gres": "qgpu:10"}, {"qos": "offline"}, {"partition": "other"}])
+@pytest.mark.parametrize(
+    "change", [{"gres": "qgpu:10"}, {"qos": "offline"}, {"partition": "other"}]
+)
 def test_a_waiting_share_stays_as_it_is_where_cards_go_with_tasks(
     several: Slurm, change: dict[str, str]
 ) -> None:

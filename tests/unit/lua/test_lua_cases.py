@@ -23,7 +23,11 @@ def submission(case: Case) -> Submission:
 
 def label(case: Case) -> str:
     given = case[1]["in"]
-    text = given if isinstance(given, str) else " ".join(f"{key}={value}" for key, value in given.items())
+    text = (
+        given
+        if isinstance(given, str)
+        else " ".join(f"{key}={value}" for key, value in given.items())
+    )
     return f"{case[0]}-{text[:60]}"
 
 
@@ -44,7 +48,8 @@ def test_lua_decides_as_the_table_says(case: Case, version: str) -> None:
 def test_the_table_is_large_and_reaches_every_sentence() -> None:
     assert len(ALL) >= 120
     refused = {body["rule"] for _, body in ALL if "rule" in body}
-    # the comment's length, the modify hook and several cards (test_lua_cards.py) have tests of their own
+    # the comment's length, the modify hook and several cards (test_lua_cards.py) have tests of
+    # their own
     others = {
         "text_long",
         "started",
@@ -62,7 +67,9 @@ def test_the_table_is_large_and_reaches_every_sentence() -> None:
 
 @pytest.mark.parametrize("case", [case for case in ALL if "rule" in case[1]], ids=label)
 def test_what_a_sentence_suggests_is_accepted(case: Case) -> None:
-    """Every `--gres=` in a refusal is a request that would work, with the QOS and partition it names."""
+    """Every `--gres=` in a refusal is a request that would work, with the QOS and partition it
+    names.
+    """
     name, _ = case
     job = submission(case)
     text = outcome(job, name).text or ""

@@ -1,7 +1,8 @@
-"""job_submit.lua and cli_filter.lua as rendered, called as slurmctld and srun call them, by a stand-in.
+"""job_submit.lua and cli_filter.lua as rendered, called as slurmctld and srun call them, by a
+stand-in.
 
-The stand-in refuses to hand out a field that the real one has not, and formats log_user's first argument as
-the real one does.
+The stand-in refuses to hand out a field that the real one has not, and formats log_user's first
+argument as the real one does.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ function slurm.log_user(fmt, ...) messages[#messages + 1] = string.format(fmt, .
 os.getenv = function(name) return os_env[name] end
 function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
-for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_job tres_per_task tres_per_socket "
-    .. "tres_per_node cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
-    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind gpu-freq exclusive tres-per-task "
+for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_job "
+    .. "tres_per_task tres_per_socket tres_per_node "
+    .. "cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
+    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind "
+    .. "gpu-freq exclusive tres-per-task "
     .. "spank_job_env environment min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
     KNOWN[name] = true
 end
@@ -64,13 +67,17 @@ class Slurm:
             self.lua.eval("dofile")(str(tmp_path / file))
 
     def _record(self, values: dict[str, Any]) -> Any:
-        table = self.lua.table_from({key: value for key, value in values.items() if value is not None})
+        table = self.lua.table_from(
+            {key: value for key, value in values.items() if value is not None}
+        )
         return self.lua.globals()["record"](table, self.has_extra)
 
     def _said(self) -> str:
         return "\n".join(self.lua.globals()["messages"].values())
 
-    def submit(self, parts: dict[str, Any] | None = None, **fields: Any) -> tuple[int, dict[str, str], str]:
+    def submit(
+        self, parts: dict[str, Any] | None = None, **fields: Any
+    ) -> tuple[int, dict[str, str], str]:
         """Return code, fields written, and what the user was told."""
         job, written = self._record(fields)
         rows = {name: self.lua.table_from(row) for name, row in (parts or {}).items()}
@@ -111,7 +118,13 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
 
 TAG30 = "qgpu/1 class=online share=30 mem=23961"
 GRES30 = "qgpu:online:30,shard:30,qgpu_mem:23961M"
-JOB30 = {"job_id": 7, "job_state": 0, "qos": "online", "tres_per_node": GRES30, "comment": f"{TAG30}; mine"}
+JOB30 = {
+    "job_id": 7,
+    "job_state": 0,
+    "qos": "online",
+    "tres_per_node": GRES30,
+    "comment": f"{TAG30}; mine",
+}
 
 
 # ---- submit
@@ -131,7 +144,9 @@ def test_the_default_qos_decides_where_none_is_given(one: Slurm) -> None:
 def test_a_refusal_writes_nothing_and_keeps_percent_signs(one: Slurm) -> None:
     code, written, said = one.submit(gres="qgpu:30%d%s", qos="online", comment="qgpu/1 whole")
     assert (code, written) == (2072, {})
-    assert said.startswith("qgpu: qgpu:30%d%s is refused: '30%d%s' is not a whole number of percent")
+    assert said.startswith(
+        "qgpu: qgpu:30%d%s is refused: '30%d%s' is not a whole number of percent"
+    )
 
 
 def test_a_slurm_that_does_not_name_the_error_code_gets_its_number(one: Slurm) -> None:
@@ -152,7 +167,8 @@ def test_exclusive_is_slurms_zero(one: Slurm) -> None:
 def test_a_long_comment_is_refused_with_the_room_there_is(one: Slurm) -> None:
     room = 1024 - len(TAG30) - 2
     assert (
-        one.submit(gres="qgpu:30", qos="online", comment="x" * room)[1]["comment"] == f"{TAG30}; {'x' * room}"
+        one.submit(gres="qgpu:30", qos="online", comment="x" * room)[1]["comment"]
+        == f"{TAG30}; {'x' * room}"
     )
     code, written, said = one.submit(gres="qgpu:30", qos="online", comment="x" * (room + 1))
     assert (code, written) == (2072, {})
@@ -182,17 +198,23 @@ def test_a_new_comment_keeps_the_tag(one: Slurm) -> None:
     assert one.modify(JOB30, comment="new")[1] == {"comment": f"{TAG30}; new"}
     assert one.modify(JOB30, comment="")[1] == {"comment": TAG30}
     assert one.modify(JOB30, comment="qgpu/1 class=online share=100 mem=1")[1] == {"comment": TAG30}
-    assert one.modify({**JOB30, "job_state": 1}, comment="running")[1] == {"comment": f"{TAG30}; running"}
+    assert one.modify({**JOB30, "job_state": 1}, comment="running")[1] == {
+        "comment": f"{TAG30}; running"
+    }
 
 
 def test_a_job_without_cards_cannot_be_given_a_tag(one: Slurm) -> None:
-    assert one.modify({"job_id": 7, "job_state": 0}, comment="qgpu/1 whole; x")[1] == {"comment": "x"}
+    assert one.modify({"job_id": 7, "job_state": 0}, comment="qgpu/1 whole; x")[1] == {
+        "comment": "x"
+    }
     assert one.modify({"job_id": 7, "job_state": 1}, comment="plain") == (0, {}, "")
 
 
 def test_whole_cards_keep_their_tag(one: Slurm) -> None:
     job = {"job_id": 7, "job_state": 1, "tres_per_job": "gres:gpu:2", "comment": "qgpu/1 whole"}
-    assert one.modify(job, comment="qgpu/1 class=online share=9 mem=9")[1] == {"comment": "qgpu/1 whole"}
+    assert one.modify(job, comment="qgpu/1 class=online share=9 mem=9")[1] == {
+        "comment": "qgpu/1 whole"
+    }
 
 
 def test_a_waiting_job_may_ask_for_something_else(one: Slurm) -> None:
@@ -240,14 +262,18 @@ def test_newer_slurm_lets_another_qos_change_the_class_of_a_waiting_job(mixed: S
     }
     code, written, said = mixed.modify(job, qos="batch")
     assert (code, said) == (0, "")
-    assert written["gres"].startswith("qgpu:offline:30,shard:") and "class=offline" in written["extra"]
+    assert (
+        written["gres"].startswith("qgpu:offline:30,shard:") and "class=offline" in written["extra"]
+    )
 
 
 def test_a_started_job_keeps_its_class_and_gres(one: Slurm) -> None:
     running = {**JOB30, "job_state": 0x8000 + 1}
     code, written, said = one.modify(running, qos="offline")
     assert (code, written) == (2072, {})
-    assert "job 7 has started: the class (QOS) of a job with cards cannot be changed any more" in said
+    assert (
+        "job 7 has started: the class (QOS) of a job with cards cannot be changed any more" in said
+    )
     assert one.modify(running, qos="burst") == (0, {}, said)
     assert one.modify(running, gres="qgpu:10")[0] == 2072
 
@@ -323,7 +349,9 @@ def test_only_srun_is_changed(one: Slurm) -> None:
 @pytest.mark.parametrize(
     "gres", ["qgpu:30", "qgpu:h200:30", "qgpu:200", "qgpu:30,qgpu_mem:12G", "qgpu:130", "qgpu:0"]
 )
-def test_a_standalone_srun_ends_as_the_same_job_as_without_the_filter(one: Slurm, gres: str) -> None:
+def test_a_standalone_srun_ends_as_the_same_job_as_without_the_filter(
+    one: Slurm, gres: str
+) -> None:
     """The filter's string goes to job_submit.lua as well: the two must not quarrel."""
     plain = one.submit(gres=gres, qos="online")
     filtered = one.submit(gres=one.srun(gres=gres) or gres, qos="online")
@@ -341,7 +369,8 @@ def test_a_standalone_srun_ends_as_the_same_job_as_without_the_filter(one: Slurm
 )
 def test_an_enormous_comment_does_not_hold_up_slurmctld(one: Slurm, text: str) -> None:
     """Under 2 s where a quadratic way would take minutes: slurmctld holds its locks meanwhile."""
-    start = time.process_time()  # what slurmctld would compute, not what this machine had to wait for
+    # what slurmctld would compute, not what this machine had to wait for
+    start = time.process_time()
     one.submit(gres="qgpu:30", qos="online", comment=text)
     one.submit(gres="gres:" * 200_000 + "qgpu:30" + "," * 100_000, qos="online", comment="x")
     assert time.process_time() - start < 2

@@ -1,4 +1,6 @@
-"""Which QOS decides a job's class, that the job then has it, and what a fault of our Lua lets pass."""
+"""Which QOS decides a job's class, that the job then has it, and what a fault of our Lua lets
+pass.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_the_qos_of_a_job_without_cards_is_not_read(one: Slurm) -> None:
     """slurmctld would look its association up under a lock, for every job of the cluster."""
     one.lua.execute(
         "real = record; function record(values, extra) local p, w = real(values, extra);"
-        " return setmetatable({}, {__newindex = function() error('written') end, __index = function(_, name)"
+        " return setmetatable({}, {__newindex = function() error('written') end, __index = "
+        "function(_, name)"
         " assert(name ~= 'default_qos' and name ~= 'assoc_qos', name) return p[name] end}), w end"
     )
     parts = {"cpu": {"name": "cpu", "flag_default": 1}}
@@ -52,14 +55,17 @@ def test_the_qos_of_a_job_without_cards_is_not_read(one: Slurm) -> None:
 
 
 @pytest.mark.parametrize("lua", LUA_VERSIONS)
-def test_the_only_qos_of_an_association_counts_where_slurm_tells_it(lua: str, tmp_path: Path) -> None:
+def test_the_only_qos_of_an_association_counts_where_slurm_tells_it(
+    lua: str, tmp_path: Path
+) -> None:
     for name in ("mixed", "old"):
         (tmp_path / name).mkdir()
     mixed, old = Slurm(lua, "mixed", tmp_path / "mixed"), Slurm(lua, "old", tmp_path / "old")
     written = mixed.submit(gres="qgpu:30", partition="gpu", assoc_qos="prod")[1]
     assert (written["gres"].split(",")[0], written["qos"]) == ("qgpu:online:30", "prod")
     assert mixed.submit(gres="qgpu:30", partition="gpu", assoc_qos="prod,batch")[0] == 2072
-    assert old.submit(gres="qgpu:30", partition="gpu", assoc_qos="online")[0] == 2072  # not there yet
+    # not there yet
+    assert old.submit(gres="qgpu:30", partition="gpu", assoc_qos="online")[0] == 2072
 
 
 @pytest.mark.parametrize("asks", [{"gres": "gpu:1"}, {"tres_per_job": "gres:gpu:2"}, {"shared": 0}])

@@ -1,4 +1,6 @@
-"""Tables that change while slurmctld runs: job_submit reads them again, a site's own script untouched."""
+"""Tables that change while slurmctld runs: job_submit reads them again, a site's own script
+untouched.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A whole card before Slurm 23.11.5: booked as its hundred shards by job_submit.lua, and asked for so by srun."""
+"""A whole card before Slurm 23.11.5: booked as its hundred shards by job_submit.lua, and asked
+for so by srun.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_srun_asks_for_a_whole_card_as_job_submit_books_it(
 def test_a_change_of_a_whole_job_keeps_its_tag(old: Slurm) -> None:
     whole = {"job_id": 7, "job_state": 0, "partition": "gpu", "tres_per_node": "gres:shard:100"}
     assert old.modify(whole, comment="new")[1] == {"comment": "qgpu/1 whole; new"}
-    assert old.modify(whole, gres="gpu:h200:1")[1] == {"gres": "shard:h200:100", "comment": "qgpu/1 whole"}
+    assert old.modify(whole, gres="gpu:h200:1")[1] == {
+        "gres": "shard:h200:100",
+        "comment": "qgpu/1 whole",
+    }
     code, written, said = old.modify(whole, gres="qgpu:30", qos="online")
     assert (code, written) == (2072, {}) and "from whole cards to" in said
     code, _, said = old.modify({**whole, "job_state": 1}, gres="gpu:1")
@@ -66,15 +71,21 @@ def test_a_job_with_the_node_for_itself_has_whole_cards_as_such(old: Slurm) -> N
 
 @pytest.mark.parametrize("tables", ["old", "mixed"])
 @pytest.mark.parametrize("lua", LUA_VERSIONS)
-def test_a_job_with_the_node_for_itself_that_asks_for_no_card(lua: str, tables: str, tmp_path: Path) -> None:
-    """Slurm gives it all cards of the node all the same; its tag stays, and goes when it gets company."""
+def test_a_job_with_the_node_for_itself_that_asks_for_no_card(
+    lua: str, tables: str, tmp_path: Path
+) -> None:
+    """Slurm gives it all cards of the node all the same; its tag stays, and goes when it gets
+    company.
+    """
     slurm = Slurm(lua, tables, tmp_path)
     field, qos = ("comment", "online") if tables == "old" else ("extra", "prod")
     assert slurm.submit(shared=0, partition="gpu")[:2] == (0, {field: "qgpu/1 node"})
     assert slurm.submit(shared=65534, partition="gpu")[:2] == (0, {})
     job = {"job_id": 7, "job_state": 0, "partition": "gpu", "qos": qos, field: "qgpu/1 node"}
     assert slurm.modify(job, **{field: "new"})[1] == {field: "qgpu/1 node; new"}
-    assert slurm.modify(job, **{field: "qgpu/1 class=online share=9 mem=9"})[1] == {field: "qgpu/1 node"}
+    assert slurm.modify(job, **{field: "qgpu/1 class=online share=9 mem=9"})[1] == {
+        field: "qgpu/1 node"
+    }
     assert slurm.modify(job, shared=1)[:2] == (0, {field: ""})
     code, _, said = slurm.modify(job, gres="qgpu:30")
     assert code == 2072 and "--exclusive is refused together with qgpu:30" in said

@@ -101,7 +101,9 @@ def test_call_that_hangs_ends_at_the_deadline_and_the_next_fails_at_once(driver,
 def test_started_call_wakes_the_loop_and_is_delivered_in_its_thread(driver, threads):
     worker = threads(lambda: driver.nvml, 10)
     found: list[object] = []
-    assert worker.start(lambda nvml: nvml.cards(), lambda r: found.append((len(r), threading.get_ident())))
+    assert worker.start(
+        lambda nvml: nvml.cards(), lambda r: found.append((len(r), threading.get_ident()))
+    )
     assert readable_within(worker.fileno(), 10)
     assert found == [], "not before the loop collects it"
     worker.collect()
@@ -135,7 +137,9 @@ def service(node: FakeNode, threads: Callable[..., NvmlThread]) -> NodeService:
     return real
 
 
-def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(node, service, driver, caplog):
+def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(
+    node, service, driver, caplog
+):
     logging.getLogger("qgpud").propagate = True
     service.start()
     driver.hang()

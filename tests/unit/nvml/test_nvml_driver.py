@@ -29,7 +29,8 @@ def driver(monkeypatch: pytest.MonkeyPatch):
     def made(**answers: object) -> PynvmlNvml:
         known = {
             "nvmlInit": lambda: None,
-            "_nvmlGetFunctionPointer": fail(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),  # a driver before 510
+            # a driver before 510
+            "_nvmlGetFunctionPointer": fail(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
             "nvmlDeviceGetMemoryInfo": lambda handle, version=0: SimpleNamespace(used=5),
             "nvmlDeviceGetComputeRunningProcesses": rows((50, 3)),
@@ -56,13 +57,17 @@ def test_all_lists_are_read_and_a_process_in_two_of_them_counts_once(driver):
     "error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, AttributeError]
 )
 def test_lists_that_a_driver_does_not_have_are_passed_over(driver, error):
-    missing = {f"nvmlDeviceGet{kind}RunningProcesses": fail(error) for kind in ("Graphics", "MPSCompute")}
+    missing = {
+        f"nvmlDeviceGet{kind}RunningProcesses": fail(error) for kind in ("Graphics", "MPSCompute")
+    }
     assert driver(**missing).processes("u") == (GpuProcess(50, 3),)
 
 
 @pytest.mark.parametrize("kind", ["Compute", "Graphics"])
 def test_a_list_that_fails_otherwise_is_no_empty_list(driver, kind):
-    one = driver(**{f"nvmlDeviceGet{kind}RunningProcesses": fail(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)})
+    one = driver(
+        **{f"nvmlDeviceGet{kind}RunningProcesses": fail(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)}
+    )
     with pytest.raises(NvmlError):
         one.processes("u")
 
@@ -83,7 +88,10 @@ def test_unreported_utilisation_differs_from_no_utilisation(driver):
 
 
 def test_samples_of_a_process_are_averaged_and_rubbish_is_left_out(driver):
-    assert busy(driver, samples((50, 1, 10), (50, 2, 40), (51, 2, 255), (52, 1, 0))) == {50: 25, 52: 0}
+    assert busy(driver, samples((50, 1, 10), (50, 2, 40), (51, 2, 255), (52, 1, 0))) == {
+        50: 25,
+        52: 0,
+    }
 
 
 def test_old_samples_are_not_counted_again(driver):
@@ -92,7 +100,9 @@ def test_old_samples_are_not_counted_again(driver):
 
 
 def test_utilisation_of_an_empty_card_is_not_read(driver):
-    one = driver(nvmlDeviceGetComputeRunningProcesses=rows(), nvmlDeviceGetProcessUtilization=fail(999))
+    one = driver(
+        nvmlDeviceGetComputeRunningProcesses=rows(), nvmlDeviceGetProcessUtilization=fail(999)
+    )
     assert one.usage("u").busy == {} and one.usage("u", busy=False).busy is None
 
 

@@ -35,8 +35,8 @@ static nvmlReturn_t rates(nvmlDevice_t device, nvmlUtilization_t *out)
     *out = card;
     return NVML_SUCCESS;
 }
-static nvmlReturn_t processes(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned int *n,
-                              unsigned long long since)
+static nvmlReturn_t processes(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out,
+                              unsigned int *n, unsigned long long since)
 {
     (void)device, (void)since;
     *n = told;
@@ -49,9 +49,11 @@ __attribute__((visibility("default"))) void say(unsigned int gpu)
     qg_real[QG_SYM_nvmlDeviceGetProcessUtilization] = (void *)processes;
     card.gpu = card.memory = gpu, told = 0;
 }
-__attribute__((visibility("default"))) void sample(unsigned int pid, unsigned long long at, unsigned int percent)
+__attribute__((visibility("default"))) void sample(unsigned int pid, unsigned long long at,
+                                                   unsigned int percent)
 {
-    samples[told++] = (nvmlProcessUtilizationSample_t){.pid = pid, .timeStamp = at, .smUtil = percent};
+    samples[told++] =
+        (nvmlProcessUtilizationSample_t){.pid = pid, .timeStamp = at, .smUtil = percent};
 }
 """
 Sample = tuple[int, int, int]  # process, microseconds, percent
@@ -59,7 +61,9 @@ Sample = tuple[int, int, int]  # process, microseconds, percent
 
 @pytest.fixture(scope="module")
 def job_rate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
-    """The job's utilisation where the card has so much, and the driver these samples; processes below 100 are its."""
+    """The job's utilisation where the card has so much, and the driver these samples; processes
+    below 100 are its.
+    """
     where = tmp_path_factory.mktemp("rates")
     generate = [
         sys.executable,
@@ -72,7 +76,10 @@ def job_rate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
     packages = Path(sysconfig.get_path("purelib")) / "nvidia"
     system = [str(packages / "nvml_dev/include"), *map(str, packages.glob("cu*/include"))]
     own = [str(where), *(str(NATIVE / name) for name in ("shim_nvml", "shim", "abi", "common"))]
-    flags = [*(f"-I{path}" for path in own), *(word for path in system for word in ("-isystem", path))]
+    flags = [
+        *(f"-I{path}" for path in own),
+        *(word for path in system for word in ("-isystem", path)),
+    ]
     sources = [str(where / "stub.c"), str(NATIVE / "shim_nvml/nvml_hooks.c")]
     command = ["cc", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", *flags, *sources]
     subprocess.run([*command, "-o", str(where / "rates.so")], check=True)
@@ -101,7 +108,10 @@ def test_newest_samples_of_the_job_are_added_up(job_rate, start):
 @pytest.mark.parametrize("start", [EPOCH, 5 * SECOND], ids=["epoch", "uptime"])
 def test_what_an_idle_job_did_before_is_not_shown_beside_active_ones(job_rate, start):
     assert job_rate(90, (1, start, 80), (200, start + 2 * SECOND, 90)) == 0
-    assert job_rate(90, (1, start, 80), (2, start + 2 * SECOND, 10), (200, start + 2 * SECOND, 80)) == 10
+    assert (
+        job_rate(90, (1, start, 80), (2, start + 2 * SECOND, 10), (200, start + 2 * SECOND, 80))
+        == 10
+    )
 
 
 def test_nor_where_no_process_works_and_all_samples_are_old(job_rate):

@@ -27,7 +27,9 @@ class Library:
     def processes(self, handle: object, count, array) -> int:
         assert handle == "card"
         room = self._begin(count)
-        assert len(array) >= room * 4 // 3, "a driver that fills longer rows must not write behind it"
+        assert len(array) >= room * 4 // 3, (
+            "a driver that fills longer rows must not write behind it"
+        )
         if self.code or len(self.rows) > room:
             self.rows = self.rows * self.growth
             return self.code or pynvml.NVML_ERROR_INSUFFICIENT_SIZE
@@ -56,7 +58,10 @@ class Library:
 
 def made(**functions: object) -> tuple[RowReader, Library]:
     library = Library()
-    known = {KIND + "_v3": library.processes, "nvmlDeviceGetProcessUtilization": library.samples} | functions
+    known = {
+        KIND + "_v3": library.processes,
+        "nvmlDeviceGetProcessUtilization": library.samples,
+    } | functions
 
     def find(name: str) -> object:
         if known.get(name) is None:
@@ -75,7 +80,9 @@ def listed(reader: RowReader) -> list[tuple[int, int]]:
     return [(row.pid, row.usedGpuMemory) for row in reader.processes(KIND, "u", "card") or []]
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, GONE)), max_size=200), max_size=5))
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, GONE)), max_size=200), max_size=5)
+)
 def test_what_is_read_is_what_the_library_lists_each_time(lists):
     reader, library = made()
     for rows in lists:
@@ -98,7 +105,9 @@ def test_the_same_list_is_the_same_object_and_another_one_does_not_change_it():
     assert reader.processes(KIND, "u", "card") is first
     library.rows = [(1, 7), (3, 6)]
     second = reader.processes(KIND, "u", "card")
-    assert second is not first and [row.pid for row in first or []] == [1, 2], "the old one is still read"
+    assert second is not first and [row.pid for row in first or []] == [1, 2], (
+        "the old one is still read"
+    )
     assert reader.processes(KIND, "v", "card") is not second, "another card has its own"
 
 
@@ -132,7 +141,9 @@ def test_what_the_library_refuses_is_its_own_error():
 def test_samples_are_those_since_then_and_none_is_an_error_as_in_the_binding():
     reader, library = made()
     library.rows = [(1, 10), (2, 20)]
-    assert [(r.pid, r.timeStamp, r.smUtil) for r in reader.samples("u", "card", 10) or []] == [(2, 20, 50)]
+    assert [(r.pid, r.timeStamp, r.smUtil) for r in reader.samples("u", "card", 10) or []] == [
+        (2, 20, 50)
+    ]
     with pytest.raises(pynvml.NVMLError_NotFound):
         reader.samples("u", "card", 20)
 

@@ -1,4 +1,6 @@
-"""A fake node under its observer: grants, counters and cards become state.json, series and mapping files."""
+"""A fake node under its observer: grants, counters and cards become state.json, series and
+mapping files.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ COMMENT = "qgpu/1 class=online share=30 mem=12288"
 
 def env(job: int, comment: str = COMMENT, gpus: str = "0") -> dict[str, str]:
     return {
-        "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1",
-        "SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus,
-    }  # fmt: skip
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_UID": "1000",
+        "SLURM_JOB_GID": "100",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_COMMENT": comment,
+        "SLURM_JOB_GPUS": gpus,
+    }
 
 
 class Watched:
@@ -71,7 +77,12 @@ def test_state_follows_grants_counters_and_the_driver(watched):
     first, second = state.cards
     assert (first.index, first.util, first.mem_used, first.driver_index) == (0, 42, 5 * GIB, 0)
     (tenant,) = first.tenants
-    assert (tenant.job_id, tenant.share_now, tenant.mem_used, tenant.mem_cap) == (9, 25.0, 2 * GIB, 12 * GIB)
+    assert (tenant.job_id, tenant.share_now, tenant.mem_used, tenant.mem_cap) == (
+        9,
+        25.0,
+        2 * GIB,
+        12 * GIB,
+    )
     assert second.util is None and second.tenants[0].state == "whole"
     watched.service.epilog(env(9))
     assert watched.tick().cards[0].tenants == ()
@@ -106,11 +117,15 @@ def test_samples_are_rare_while_the_state_is_not_watched(watched):
     write_ledger_each(watched, 4)
     assert 2 <= len({looked() for _ in range(10)}) <= 3
     ask(watched.run_dir / "view.sock", {"ask": "state"})
-    assert len({watched.tick().at for _ in range(8)}) == 8, "each second for ten seconds after a question"
+    assert len({watched.tick().at for _ in range(8)}) == 8, (
+        "each second for ten seconds after a question"
+    )
 
 
 def test_a_sample_shows_the_ledgers_counters_and_reads_no_others(watched):
-    """With looks a second beside the ledger's samples, the arbiter would be asked twice as often."""
+    """With looks a second beside the ledger's samples, the arbiter would be asked twice as
+    often.
+    """
     asked = []
     write_ledger_each(watched, 2)
     for second in range(12):
@@ -181,7 +196,9 @@ def test_private_jobs_are_in_a_file_for_root_alone(tmp_path):
 
 
 def test_mapping_files_and_textfile_are_kept(tmp_path):
-    watched = Watched(tmp_path, f"{{metrics: {{hpc_mapping: {tmp_path}/map, textfile: {tmp_path}/q.prom}}}}")
+    watched = Watched(
+        tmp_path, f"{{metrics: {{hpc_mapping: {tmp_path}/map, textfile: {tmp_path}/q.prom}}}}"
+    )
     watched.service.prolog(env(9))
     watched.tick()
     assert (tmp_path / "map/0").read_text() == "9\n" and (tmp_path / "map/1").read_text() == ""

@@ -23,12 +23,15 @@ def test_cards_and_sums_per_class():
     grants = (grant(1), grant(2), grant(3, "offline"))
     node.sample(seen(1), seen(2), seen(3), grants=grants)
     node.sample(
-        seen(1, busy_ns=SECOND // 4, launches=5), seen(2, busy_ns=SECOND // 2), seen(3), grants=grants
+        seen(1, busy_ns=SECOND // 4, launches=5),
+        seen(2, busy_ns=SECOND // 2),
+        seen(3),
+        grants=grants,
     )
     found = node.read()
-    assert found["qgpu_card_utilization_ratio"] == {(): 0.4} and found["qgpu_card_memory_used_bytes"] == {
-        (): 20
-    }
+    assert found["qgpu_card_utilization_ratio"] == {(): 0.4} and found[
+        "qgpu_card_memory_used_bytes"
+    ] == {(): 20}
     assert found["qgpu_granted_ratio"] == {("online",): 0.6, ("offline",): 0.3}
     assert found["qgpu_used_ratio"][("online",)] == pytest.approx(0.75)
     assert found["qgpu_memory_used_bytes"] == {("online",): 14, ("offline",): 7}
@@ -43,8 +46,12 @@ def test_what_is_not_measured_has_no_sample_and_not_zero():
     node.sample(None, grants=(grant(1),), util=None)
     found = node.read()
     assert "qgpu_card_utilization_ratio" not in found and "qgpu_used_ratio" not in found
-    assert "qgpu_memory_used_bytes" not in found and found["qgpu_granted_ratio"] == {("online",): 0.3}
-    assert found["qgpu_arbiter_up"] == {(): 0} and found["qgpu_tenants"] == {("online", "unknown"): 1}
+    assert "qgpu_memory_used_bytes" not in found and found["qgpu_granted_ratio"] == {
+        ("online",): 0.3
+    }
+    assert found["qgpu_arbiter_up"] == {(): 0} and found["qgpu_tenants"] == {
+        ("online", "unknown"): 1
+    }
 
 
 def test_sums_per_class_never_run_backwards():
@@ -52,7 +59,8 @@ def test_sums_per_class_never_run_backwards():
     node = Node()
     both, one = (grant(1), grant(2)), (grant(2),)
     looks = [
-        ((seen(1, busy_ns=9 * SECOND), seen(2)), both, 0.0),  # what was before our start does not count
+        # what was before our start does not count
+        ((seen(1, busy_ns=9 * SECOND), seen(2)), both, 0.0),
         ((seen(1, busy_ns=10 * SECOND), seen(2, busy_ns=2 * SECOND)), both, 3.0),
         ((None,), both, 3.0),
         ((seen(1, busy_ns=11 * SECOND), seen(2, busy_ns=2 * SECOND)), both, 4.0),
@@ -70,7 +78,9 @@ def test_text_is_what_prometheus_client_would_write():
     node = Node(job_labels=True)
     node.publisher.collector._user_of = lambda uid: f'a"b\\c\nd{uid}'
     node.sample(
-        seen(1, busy_ns=SECOND, launches=10**17), seen(2), grants=(grant(1), grant(2), grant(3, None))
+        seen(1, busy_ns=SECOND, launches=10**17),
+        seen(2),
+        grants=(grant(1), grant(2), grant(3, None)),
     )
     node.sample(seen(1, busy_ns=SECOND), seen(2), grants=(grant(1), grant(2), grant(3, None)))
     registry = CollectorRegistry()
@@ -83,7 +93,10 @@ def test_job_labels_are_a_switch():
     node.sample(seen(1, busy_ns=SECOND), grants=(grant(1), grant(3, None)))
     found = node.read()
     assert found["qgpu_busy_seconds_total"] == {("online", "1", "1001"): 1.0}
-    assert found["qgpu_granted_ratio"] == {("online", "1", "1001"): 0.3, ("whole", "3", "1003"): 0.3}
+    assert found["qgpu_granted_ratio"] == {
+        ("online", "1", "1001"): 0.3,
+        ("whole", "3", "1003"): 0.3,
+    }
     node.sample(grants=())
     assert "qgpu_busy_seconds_total" not in node.read(), "a job that ended leaves no series"
 
@@ -115,7 +128,9 @@ def test_port_answers_on_the_loopback_address_only():
     body = connection.getresponse().read()
     assert b"qgpu_granted_ratio" in body
     listening = [
-        line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if f":{port:04X}" in line
+        line.split()[1]
+        for line in Path("/proc/net/tcp").read_text().splitlines()
+        if f":{port:04X}" in line
     ]
     assert {entry.split(":")[0] for entry in listening} == {"0100007F"}
     connection.close()

@@ -20,20 +20,32 @@ from gres.grant.store import Grant, GrantCard
 SECOND = 10**9
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 OTHER = "GPU-00000000-0000-0000-0000-000000000002"
-CARDS = (Card(UUID, 0, "h200", 80, 20, 55, driver_index=1, jobs={3: 70}), Card(OTHER, 1, driver_index=0))
+CARDS = (
+    Card(UUID, 0, "h200", 80, 20, 55, driver_index=1, jobs={3: 70}),
+    Card(OTHER, 1, driver_index=0),
+)
 CLOSED = layout.GATE_CLOSED
 
 
-def grant(job: int = 9, uid: int = 1000, job_class: str | None = "online", uuid: str = UUID) -> Grant:
+def grant(
+    job: int = 9, uid: int = 1000, job_class: str | None = "online", uuid: str = UUID
+) -> Grant:
     kind = "active" if job_class else "whole"
     card = GrantCard(uuid, 0, 0, 30 if job_class else 100, 10, 80)
     return Grant(job, uid, 100, "n1", kind, job_class, 5 * SECOND, "", (card,), "/r", "/d", "/s")  # type: ignore[arg-type]
 
 
 def seen(
-    job: int = 9, procs: int = 1, gate: int = 0, busy: bool = False, suspended: bool = False, **sample: int
+    job: int = 9,
+    procs: int = 1,
+    gate: int = 0,
+    busy: bool = False,
+    suspended: bool = False,
+    **sample: int,
 ) -> Seen:
-    return Seen(Sample(job, UUID, 1, 5, mem_used=7)._replace(**sample), procs, gate, busy, suspended)  # type: ignore[arg-type]
+    return Seen(
+        Sample(job, UUID, 1, 5, mem_used=7)._replace(**sample), procs, gate, busy, suspended
+    )  # type: ignore[arg-type]
 
 
 def look(watcher: Watcher, tenants: list[Seen] | None, second: float, *grants: Grant) -> NodeState:
@@ -84,7 +96,9 @@ def test_restarted_arbiter_gives_no_rate_instead_of_a_wrong_one():
 
 @given(
     looks=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans(), st.integers(1, 2), st.booleans()),
+        st.tuples(
+            st.integers(0, 2), st.integers(0, 2), st.booleans(), st.integers(1, 2), st.booleans()
+        ),
         max_size=12,
     )
 )
@@ -126,7 +140,12 @@ def test_without_arbiter_nothing_is_measured_and_nothing_is_zero():
 
 def test_whole_jobs_are_shown_with_the_drivers_memory():
     tenant = only(look(Watcher(), [], 1, grant(3, job_class=None)))
-    assert (tenant.state, tenant.job_class, tenant.share, tenant.mem_used) == ("whole", None, 100, 70)
+    assert (tenant.state, tenant.job_class, tenant.share, tenant.mem_used) == (
+        "whole",
+        None,
+        100,
+        70,
+    )
 
 
 def test_cards_are_in_slurms_order_with_online_first():
@@ -165,7 +184,9 @@ def test_text_comes_back_as_it_went_and_other_text_is_refused():
 )
 def test_no_user_sees_what_privatedata_hides(asker: int, owners: list[int], private: set[str]):
     privacy = Privacy.of(private, [5])
-    state = Watcher().sample("n1", [grant(n + 1, uid) for n, uid in enumerate(owners)], [], CARDS, 1, 1)
+    state = Watcher().sample(
+        "n1", [grant(n + 1, uid) for n, uid in enumerate(owners)], [], CARDS, 1, 1
+    )
     shown = sorted(t.uid for card in state.visible_to(asker, privacy).cards for t in card.tenants)
     all_of_it = asker in (0, 5) or "jobs" not in private
     assert shown == sorted(owners if all_of_it else [uid for uid in owners if uid == asker])
@@ -203,12 +224,19 @@ def test_mapping_has_a_file_per_card_by_the_drivers_index(tmp_path: Path):
     directory = tmp_path / "map"
     mapping = JobMapping(directory)
     state = look(
-        Watcher(), [], 1, grant(4), grant(12, job_class="offline"), grant(3, job_class=None, uuid=OTHER)
+        Watcher(),
+        [],
+        1,
+        grant(4),
+        grant(12, job_class="offline"),
+        grant(3, job_class=None, uuid=OTHER),
     )
     mapping.update(jobs_by_card(state))
     assert {p.name: p.read_text() for p in directory.iterdir()} == {"1": "4\n12\n", "0": "3\n"}
     before = (directory / "0").stat().st_ino
-    mapping.update(jobs_by_card(look(Watcher(), [], 2, grant(12), grant(3, job_class=None, uuid=OTHER))))
+    mapping.update(
+        jobs_by_card(look(Watcher(), [], 2, grant(12), grant(3, job_class=None, uuid=OTHER)))
+    )
     assert (directory / "1").read_text() == "12\n" and (directory / "0").stat().st_ino == before
 
 
@@ -216,4 +244,8 @@ def test_mapping_empties_what_a_killed_daemon_left_and_keeps_foreign_files(tmp_p
     (tmp_path / "7").write_text("99\n")
     (tmp_path / "notes").write_text("mine")
     JobMapping(tmp_path).update({"0": [1]})
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"7": "", "notes": "mine", "0": "1\n"}
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+        "7": "",
+        "notes": "mine",
+        "0": "1\n",
+    }

@@ -67,7 +67,13 @@ def jobs(text: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("privacy", "asker", "seen"),
-    [(OPEN, 1000, [1, 2]), (CLOSED, 1000, [1]), (CLOSED, 3, []), (CLOSED, 7, [1, 2]), (CLOSED, 0, [1, 2])],
+    [
+        (OPEN, 1000, [1, 2]),
+        (CLOSED, 1000, [1]),
+        (CLOSED, 3, []),
+        (CLOSED, 7, [1, 2]),
+        (CLOSED, 0, [1, 2]),
+    ],
 )
 def test_rows_follow_the_asking_uid(ledger, privacy, asker, seen):
     one = view(ledger, privacy)
@@ -86,10 +92,20 @@ def test_series_come_when_asked_for(ledger):
 
 @pytest.mark.parametrize(
     "question",
-    [b"", b"[]", b"{}", b"[" * 9000, b'{"ask":"usage"}', b'{"ask":"usage","jobs":["1"]}', b"\xff",
-     b'{"ask":"usage","jobs":[-1]}', b'{"ask":"usage","jobs":[true]}', b'{"ask":"all"}',
-     b'{"ask":"usage","since":1,"until":99999999999999999999}'],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 9000,
+        b'{"ask":"usage"}',
+        b'{"ask":"usage","jobs":["1"]}',
+        b"\xff",
+        b'{"ask":"usage","jobs":[-1]}',
+        b'{"ask":"usage","jobs":[true]}',
+        b'{"ask":"all"}',
+        b'{"ask":"usage","since":1,"until":99999999999999999999}',
+    ],
+)
 def test_question_that_is_none_is_a_sentence(ledger, question):
     with pytest.raises(ViewError):
         view(ledger, OPEN).answer(0, question)
@@ -107,7 +123,9 @@ def test_before_the_first_sample_there_is_no_state(ledger):
 
 
 def test_answer_over_the_socket(server):
-    assert NodeState.from_json(__import__("json").dumps(ask(server.path, {"ask": "state"}))) == state()
+    assert (
+        NodeState.from_json(__import__("json").dumps(ask(server.path, {"ask": "state"}))) == state()
+    )
     with pytest.raises(ViewError, match="must be state or usage"):
         ask(server.path, {"ask": "x"})
 

@@ -39,7 +39,8 @@ def grants(service: NodeService, first: int, cards: int = 1) -> dict[int, Grant]
     known = service.nvml.call(lambda nvml: nvml.cards())[:cards]
     held = tuple(GrantCard(card.uuid, n, n, 1, GIB, 80 * GIB) for n, card in enumerate(known))
     return {
-        job: Grant(job, 0, 0, "n1", "active", "offline", cards=held) for job in range(first, first + JOBS)
+        job: Grant(job, 0, 0, "n1", "active", "offline", cards=held)
+        for job in range(first, first + JOBS)
     }
 
 
@@ -48,7 +49,9 @@ def status(service: NodeService) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cards", [1, 2])
-def test_jobs_that_differ_from_the_node_are_listed_up_to_a_number(service: NodeService, cards: int) -> None:
+def test_jobs_that_differ_from_the_node_are_listed_up_to_a_number(
+    service: NodeService, cards: int
+) -> None:
     service.grants.update(grants(service, RUN_BASE, cards))
     answer = status(service)
     assert answer["memory"] == "hard" and len(answer["memory_jobs"]) == MAX_ROWS
@@ -110,6 +113,8 @@ def test_an_answer_that_is_no_message_is_a_sentence(service: NodeService) -> Non
             sent.extend(parts)
 
     client = _Client(Sock(), PEER, 0, True)  # type: ignore[arg-type]
-    AskServer._send(AskServer.__new__(AskServer), client, Reply({"ok": True, "x": "y" * MAX_MESSAGE}))
+    AskServer._send(
+        AskServer.__new__(AskServer), client, Reply({"ok": True, "x": "y" * MAX_MESSAGE})
+    )
     (message,) = sent
     assert b'"ok": false' in message and b"more than the 65536 of a message" in message

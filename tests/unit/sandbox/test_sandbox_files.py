@@ -40,7 +40,9 @@ def test_qgpu_yaml_is_a_valid_configuration(tmp_path: Path, nodes: int, cards: i
 
 def test_slurmdbd_conf_is_secret_and_scripts_are_executable(tmp_path: Path) -> None:
     layout = written(tmp_path, "v1")
-    modes = {name: (layout.etc / name).stat().st_mode & 0o777 for name in ("slurmdbd.conf", "slurm.conf")}
+    modes = {
+        name: (layout.etc / name).stat().st_mode & 0o777 for name in ("slurmdbd.conf", "slurm.conf")
+    }
     assert modes == {"slurmdbd.conf": 0o600, "slurm.conf": 0o644}
     for script in ("prolog", "epilog", "task_prolog"):
         assert (layout.etc / script).stat().st_mode & 0o777 == 0o755
@@ -48,7 +50,14 @@ def test_slurmdbd_conf_is_secret_and_scripts_are_executable(tmp_path: Path) -> N
 
 def test_nothing_points_outside_the_state_directory(tmp_path: Path) -> None:
     layout = written(tmp_path, "v1")
-    for name in ("slurm.conf", "slurmdbd.conf", "cgroup.conf", "gres.conf", "plugstack.conf", "prolog"):
+    for name in (
+        "slurm.conf",
+        "slurmdbd.conf",
+        "cgroup.conf",
+        "gres.conf",
+        "plugstack.conf",
+        "prolog",
+    ):
         for line in (layout.etc / name).read_text().splitlines():
             values = re.findall(r"[ =]((?:/[\w.%\[\]-]+)+)", line.split("#")[0])
             outside = [v for v in values if not v.startswith(str(tmp_path))]

@@ -1,4 +1,6 @@
-"""The shape of a sandbox: what is accepted, and that each refusal names the value and what would work."""
+"""The shape of a sandbox: what is accepted, and that each refusal names the value and what would
+work.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,10 @@ def test_socket_paths_are_measured() -> None:
         (["up", "--memory", "lots"], "'lots' is not a size"),
         (["up", "--name", "a/b"], "'a/b' does not work as part of node names"),
         (["up", "--nodes", "two"], "'two' is not a valid integer"),
-        (["status", "--state-dir", "/var/tmp/no-such-qgpu"], "there is no sandbox in /var/tmp/no-such-qgpu"),
+        (
+            ["status", "--state-dir", "/var/tmp/no-such-qgpu"],
+            "there is no sandbox in /var/tmp/no-such-qgpu",
+        ),
         (["exec", "--state-dir", "/var/tmp/no-such-qgpu", "--", "true"], "there is no sandbox in"),
     ],
 )

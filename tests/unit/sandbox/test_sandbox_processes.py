@@ -24,7 +24,9 @@ def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def marked(child: subprocess.Popen[bytes]) -> bool:
-    """Whether the child has left the moment between fork and exec, in which it has our own environment."""
+    """Whether the child has left the moment between fork and exec, in which it has our own
+    environment.
+    """
     return MARK.encode() in Path(f"/proc/{child.pid}/environ").read_bytes()
 
 

@@ -43,7 +43,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_exact_version_is_the_packages(root: Path) -> None:
     assert tree.exact(made(root, "24.11")) == "24.11.5-4"
     assert tree.exact(root / "nothing") == ""
-    assert tree.exact(made(root, "x", STATUS.replace("Version: 24", "Version: 1:24"))) == "24.11.5-4"
+    assert (
+        tree.exact(made(root, "x", STATUS.replace("Version: 24", "Version: 1:24"))) == "24.11.5-4"
+    )
     assert tree.exact(made(root, "y", "Package: slurm-client\nVersion: 1-1\n")) == ""
 
 
@@ -84,7 +86,9 @@ def test_the_command_binds_a_build_of_its_own_over_the_checkouts(root: Path) -> 
     assert list(pairs).index(str(tree.CHECKOUT)) < list(pairs).index(str(own / "build"))
 
 
-def test_a_version_that_cannot_be_had_is_not_run_and_never_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_cannot_be_had_is_not_run_and_never_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> Path:
         raise SandboxError("no mirror")
 
@@ -95,7 +99,9 @@ def test_a_version_that_cannot_be_had_is_not_run_and_never_passed(monkeypatch: p
     assert "not run" in result.line()
 
 
-def test_a_version_that_does_not_build_has_failed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_does_not_build_has_failed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made(root, "24.11")
 
     def fail(*_: object) -> None:
@@ -134,7 +140,8 @@ def test_what_failed_is_run_once_more_only_when_asked_for_and_the_result_says_so
 
 
 @pytest.mark.parametrize(
-    ("seconds", "outcomes"), [(None, ["failed"]), (1e6, ["failed"]), (60, ["not run"]), (0, ["not run"])]
+    ("seconds", "outcomes"),
+    [(None, ["failed"]), (1e6, ["failed"]), (60, ["not run"]), (0, ["not run"])],
 )
 def test_a_version_is_not_begun_without_the_time_for_it(
     runs: list[list[str]], seconds: float | None, outcomes: list[str]
@@ -147,11 +154,16 @@ def test_a_version_is_not_begun_without_the_time_for_it(
 @pytest.mark.parametrize(
     ("left", "others", "suite"),
     [
-        (math.inf, 1, matrix.SUITE), (24 * 60, 1, matrix.SUITE), (19 * 60, 1, matrix.SUITE),
+        (math.inf, 1, matrix.SUITE),
+        (24 * 60, 1, matrix.SUITE),
+        (19 * 60, 1, matrix.SUITE),
         (18 * 60, 1, matrix.SUBSET),
-        (12 * 60, 0, matrix.SUITE), (7 * 60, 0, matrix.SUBSET), (6 * 60, 0, ()), (-1, 1, ()),
+        (12 * 60, 0, matrix.SUITE),
+        (7 * 60, 0, matrix.SUBSET),
+        (6 * 60, 0, ()),
+        (-1, 1, ()),
     ],
-)  # fmt: skip
+)
 def test_short_time_runs_what_differs_between_versions(
     left: float, others: int, suite: tuple[str, ...]
 ) -> None:
@@ -170,7 +182,9 @@ def test_only_a_failure_fails_the_command_and_all_is_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: str, status: int
 ) -> None:
     def run(version: str, *_: object) -> matrix.Result:
-        return matrix.Result(version, f"{version}.5", outcome if version == "26.05" else "passed", 1, "said")
+        return matrix.Result(
+            version, f"{version}.5", outcome if version == "26.05" else "passed", 1, "said"
+        )
 
     monkeypatch.setattr(matrix, "run", run)
     monkeypatch.setattr(matrix, "RESULT", tmp_path / "matrix.json")

@@ -76,11 +76,15 @@ def test_a_card_that_is_never_handed_back_counts_until_the_following_burst() -> 
 def test_no_handback_is_due_after_a_pause_within_idle_release() -> None:
     online = [ev.Burst(0, 10 * MS), ev.Burst(70 * MS, 80 * MS), ev.Burst(300 * MS, 310 * MS)]
     gates = [G(1, 1), G(181 * MS, 4), G(300 * MS, 1)]
-    assert ev.handback_ms(online, gates, 400 * MS, 100 * MS) == [101.0], "the last pause ends with the run"
+    assert ev.handback_ms(online, gates, 400 * MS, 100 * MS) == [101.0], (
+        "the last pause ends with the run"
+    )
 
 
 def test_a_burst_that_found_the_card_free_anyway_says_nothing_of_how_fast_offline_leaves() -> None:
-    """The second request comes within idle release; the third one when the gate is open but nothing runs."""
+    """The second request comes within idle release; the third one when the gate is open but
+    nothing runs.
+    """
     online = [
         ev.Burst(200 * MS, 210 * MS),
         ev.Burst(270 * MS, 280 * MS),
@@ -107,7 +111,9 @@ def test_allowed_takes_release_off_each_gap_behind_a_burst() -> None:
 
 
 def test_release_that_passed_before_the_counted_time_is_not_taken_off_again() -> None:
-    """Of the 900 ms between the bursts 400 lie before `start`: the release of 100 ms had passed long before."""
+    """Of the 900 ms between the bursts 400 lie before `start`: the release of 100 ms had passed
+    long before.
+    """
     online = [ev.Burst(0, 100 * MS), ev.Burst(1000 * MS, 1100 * MS)]
     assert ev.allowed_ns(online, 500 * MS, 1100 * MS, 100 * MS) == 500 * MS
     assert ev.allowed_ns(online, 150 * MS, 1100 * MS, 100 * MS) == 800 * MS, "half of it had passed"
@@ -156,7 +162,8 @@ def test_work_inside_stretches_agrees_with_a_check_of_each_moment(seed: int) -> 
     stretches = list(zip(parts[0::2], parts[1::2], strict=True))
     draw.shuffle(spans)
     seen = sum(
-        any(s.t_start <= t < s.t_end for s in spans) and any(low <= t < high for low, high in stretches)
+        any(s.t_start <= t < s.t_end for s in spans)
+        and any(low <= t < high for low, high in stretches)
         for t in range(300)
     )
     assert ev.work_inside(spans, stretches) == seen
@@ -182,6 +189,10 @@ def test_the_programs_own_call_replaces_the_drivers_time() -> None:
 
 
 def test_harvest_by_gap_by_hand() -> None:
-    online = [ev.Burst(0, 1000 * MS), ev.Burst(2000 * MS, 2500 * MS), ev.Burst(2550 * MS, 2600 * MS)]
+    online = [
+        ev.Burst(0, 1000 * MS),
+        ev.Burst(2000 * MS, 2500 * MS),
+        ev.Burst(2550 * MS, 2600 * MS),
+    ]
     offline = [S(1100 * MS, 1550 * MS, 0)]
     assert ev.harvest_by_gap(online, offline, 100 * MS) == [0.5]

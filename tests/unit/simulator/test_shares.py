@@ -65,7 +65,9 @@ def test_worst_names_the_tenant_and_above_considers_surpluses_only() -> None:
 
 
 def test_a_window_over_one_long_turn_is_found() -> None:
-    """1 s of equal turns, inside it one turn of 300 ms: the worst window of 400 ms holds it whole."""
+    """1 s of equal turns, inside it one turn of 300 ms: the worst window of 400 ms holds it
+    whole.
+    """
     spans = turns(*[(1, 50), (2, 50)] * 4, (1, 300), *[(2, 50), (1, 50)] * 4)
     served = sh.services(spans, {1: [1], 2: [2]})
     found = sh.worst_window(served, {1: 50, 2: 50}, (0, 1100 * MS), 400 * MS, sh.burst_rule)

@@ -53,7 +53,9 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, says: str) -> N
 
 
 def test_busy_time_is_clipped_to_the_window() -> None:
-    pieces = [Interval(t, t + 10, t, pid, 0, 1, 17, 1, 1, 1, 1) for t, pid in ((0, 1), (10, 2), (20, 1))]
+    pieces = [
+        Interval(t, t + 10, t, pid, 0, 1, 17, 1, 1, 1, 1) for t, pid in ((0, 1), (10, 2), (20, 1))
+    ]
     assert busy_ns(pieces, 5, 25) == {1: 10, 2: 10}
     assert busy_ns(pieces, 100, 200) == {}
 

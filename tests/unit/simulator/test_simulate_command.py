@@ -53,7 +53,9 @@ REFUSED = {
     tenant(load={"per_second": 0, "kernels": 1}): "greater than or equal to 0.001",
     tenant(load={"per_second": 1e-300, "kernels": 1}): "greater than or equal to 0.001",
     tenant(card=["card", "card"]): "tenant 'a' names a card twice; count: 2 makes two alike",
-    MINIMAL.replace("name: a", "name: on"): "tenants.0.name: YAML reads on, off, yes and no as truth values",
+    MINIMAL.replace(
+        "name: a", "name: on"
+    ): "tenants.0.name: YAML reads on, off, yes and no as truth values",
     "tenants: [{name: a1, class: offline, share: 5, kernel: 1ms},"
     " {name: a, count: 2, class: offline, share: 5, kernel: 1ms}]": "two tenants are called 'a1'",
     "[" * 20_000: "brackets are nested too deeply to be a trace",
@@ -67,7 +69,8 @@ REFUSED = {
     tenant(count=257): "card 'card' has 257 tenants; it takes at most 256",
     MINIMAL + "\nduration: 10": "'10' is not a duration",
     MINIMAL + "\nduration: 2000h": "'2000h' is not between 1ms and 1000h",
-    MINIMAL + "\ncards: [{policy: {offline: fair}}]": "cards.0.policy.offline: Input should be 'best-effort'",
+    MINIMAL + "\ncards: [{policy: {offline: fair}}]": "cards.0.policy.offline: Input should be "
+    "'best-effort'",
     MINIMAL + "\ncards: [{slice: 1us}]": "cards.0.slice: '1us' is not between 100us and 1s",
     MINIMAL + "\ncards: [{name: x}, {name: x}]": "two cards have the name 'x'",
     MINIMAL + "\ncards: [{count: 1000}]": "less than or equal to 512",
@@ -119,11 +122,15 @@ def test_every_key_is_documented() -> None:
     text = (ROOT / "docs/specs/simulate.md").read_text()
     for model in _models():
         for name, field in model.model_fields.items():
-            assert re.search(rf"[`{{ ]{field.alias or name}[`:]", text), f"{field.alias or name} is not there"
+            assert re.search(rf"[`{{ ]{field.alias or name}[`:]", text), (
+                f"{field.alias or name} is not there"
+            )
 
 
 def test_busy_becomes_kernels() -> None:
-    trace = simtrace.parse_trace(tenant(kernel=["1ms", "3ms"], load={"every": "1s", "busy": "100ms"}))
+    trace = simtrace.parse_trace(
+        tenant(kernel=["1ms", "3ms"], load={"every": "1s", "busy": "100ms"})
+    )
     assert trace.tenants[0].kernels_per_request() == 50
 
 
@@ -157,7 +164,9 @@ class TestRun:
         assert abs(train["error_points"]) < 1.5 and train["p50_ms"] is None
         assert by_name["card1", "stuck"]["requests"] == 0
         for t in result["tenants"]:
-            assert sum(t["profile"]) * result["duration_s"] / 60 == pytest.approx(t["busy_s"], rel=0.01)
+            assert sum(t["profile"]) * result["duration_s"] / 60 == pytest.approx(
+                t["busy_s"], rel=0.01
+            )
 
     def test_equal_traces_give_equal_results_with_any_number_of_threads(self) -> None:
         trace = simtrace.load_trace(EXAMPLE)

@@ -22,7 +22,9 @@ COPIES = {
 
 def constants(path: Path) -> dict[str, str]:
     """Names and values of a C file's #define lines."""
-    found = re.findall(r"^#define (\w+) +(\S.*?)(?: +/\*.*)?$", path.read_text(encoding="utf-8"), re.M)
+    found = re.findall(
+        r"^#define (\w+) +(\S.*?)(?: +/\*.*)?$", path.read_text(encoding="utf-8"), re.M
+    )
     return dict(found)
 
 

@@ -1,4 +1,6 @@
-"""One contract for both ways to Slurm's accounting, with recorded answers; and which of them is taken."""
+"""One contract for both ways to Slurm's accounting, with recorded answers; and which of them is
+taken.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ class PyslurmError(Exception):
 
 
 def module(**database: Any) -> Any:
-    return SimpleNamespace(db=Database(**database), PyslurmError=PyslurmError, __version__="25.11.2")
+    return SimpleNamespace(
+        db=Database(**database), PyslurmError=PyslurmError, __version__="25.11.2"
+    )
 
 
 def command(monkeypatch: pytest.MonkeyPatch) -> Accounting:
@@ -135,8 +139,20 @@ def plain(job: SacctJob) -> tuple[Any, ...]:
 
 WANTED = [
     ("2", 2, "online", 2, {"gres/gpu": "1"}),
-    ("3", 3, "offline", 6, {"gres/qgpu:offline": "50", "gres/qgpu": "50", "gres/qgpu_mem": "2147483648"}),
-    ("4", 4, "online", 4, {"gres/qgpu:online": "30", "gres/qgpu": "30", "gres/qgpu_mem": "25124929536"}),
+    (
+        "3",
+        3,
+        "offline",
+        6,
+        {"gres/qgpu:offline": "50", "gres/qgpu": "50", "gres/qgpu_mem": "2147483648"},
+    ),
+    (
+        "4",
+        4,
+        "online",
+        4,
+        {"gres/qgpu:online": "30", "gres/qgpu": "30", "gres/qgpu_mem": "25124929536"},
+    ),
     ("1_1", 5, "offline", 2, {"gres/qgpu:offline": "10", "gres/shard": "10", "mem": "64M"}),
     ("1_2", 1, "offline", 2, {"gres/qgpu:offline": "10", "cpu": "1", "node": "1", "billing": "1"}),
 ]
@@ -194,7 +210,9 @@ def test_a_window_asks_slurmdbd_for_what_sacct_would() -> None:
     assert found.db.asked == [Filter(None, 5, 9, ["alice"], ["a", "b"], ["online"], True)]
 
 
-@pytest.mark.parametrize("error", [PyslurmError("no connection"), ValueError("QoS 'x' does not exist")])
+@pytest.mark.parametrize(
+    "error", [PyslurmError("no connection"), ValueError("QoS 'x' does not exist")]
+)
 def test_its_errors_are_sentences(error: Exception) -> None:
     with pytest.raises(SacctError, match="slurmdbd did not answer through pyslurm"):
         Pyslurm(module(fails=error)).jobs(["3"])
@@ -217,7 +235,11 @@ def never() -> Any:
     ],
 )
 def test_which_is_taken(
-    monkeypatch: pytest.MonkeyPatch, installed: str | None, slurm: str, load: Callable[[], Any], kind: type
+    monkeypatch: pytest.MonkeyPatch,
+    installed: str | None,
+    slurm: str,
+    load: Callable[[], Any],
+    kind: type,
 ) -> None:
     monkeypatch.delenv(accounting.OFF, raising=False)
     assert isinstance(choose(lambda: installed, lambda: slurm, load), kind)
@@ -225,7 +247,9 @@ def test_which_is_taken(
     assert isinstance(choose(lambda: installed, lambda: slurm, never), CommandLine)
 
 
-def test_one_that_cannot_be_loaded_or_lacks_something_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_loaded_or_lacks_something_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(accounting.OFF, raising=False)
 
     def broken() -> Any:

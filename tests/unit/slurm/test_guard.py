@@ -14,14 +14,24 @@ WIDTHS = (12, 16, 14, 60, 160, 160)
 
 def line(number="7", state="PENDING", reason="None", partition="gpu", node="N/A", task="N/A"):
     values = (number, state, reason, partition, node, task)
-    return "".join(value[:width].ljust(width) for value, width in zip(values, WIDTHS, strict=True)) + "\n"
+    return (
+        "".join(value[:width].ljust(width) for value, width in zip(values, WIDTHS, strict=True))
+        + "\n"
+    )
 
 
 @pytest.mark.parametrize(
     "request_",
-    ["gres:qgpu:30", "gres/qgpu:30", "gres/qgpu=30", "qgpu:h200:30", "gres:qgpu", "gres:gpu:1,gres:qgpu:30",
-     "gres/qgpu:online:30,gres/qgpu_mem:4G"],
-)  # fmt: skip
+    [
+        "gres:qgpu:30",
+        "gres/qgpu:30",
+        "gres/qgpu=30",
+        "qgpu:h200:30",
+        "gres:qgpu",
+        "gres:gpu:1,gres:qgpu:30",
+        "gres/qgpu:online:30,gres/qgpu_mem:4G",
+    ],
+)
 @pytest.mark.parametrize("field", ["node", "task"])
 def test_a_share_without_shards_did_not_pass_job_submit(request_, field):
     (job,) = guarding.parse(line(**{field: request_}))
@@ -31,10 +41,19 @@ def test_a_share_without_shards_did_not_pass_job_submit(request_, field):
 
 @pytest.mark.parametrize(
     "request_",
-    ["N/A", "(null)", "", "gres:gpu:1", "gres/shard:h200:100", "gres/qgpu_mem:4G", "gres/qgpux:1",
-     "gres/qgpu:online:30,gres/shard:30,gres/qgpu_mem:8192M", "gres/shard:1,gres/qgpu:offline:1",
-     "gres/qgpu:1," + "gres/x:1," * 30],
-)  # fmt: skip
+    [
+        "N/A",
+        "(null)",
+        "",
+        "gres:gpu:1",
+        "gres/shard:h200:100",
+        "gres/qgpu_mem:4G",
+        "gres/qgpux:1",
+        "gres/qgpu:online:30,gres/shard:30,gres/qgpu_mem:8192M",
+        "gres/shard:1,gres/qgpu:offline:1",
+        "gres/qgpu:1," + "gres/x:1," * 30,
+    ],
+)
 def test_all_else_did_or_may_have(request_):
     assert guarding.parse(line(node=request_)) == []
 
@@ -57,14 +76,21 @@ def test_what_waits_is_held_and_what_runs_is_ended(state, reason, found):
     assert len(jobs) == 1 and [action.kind for action in guarding.actions(jobs)] == found
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "COMPLETED", "FAILED", "SOMETHING_NEW"])
+@pytest.mark.parametrize(
+    "state", ["COMPLETING", "CANCELLED", "COMPLETED", "FAILED", "SOMETHING_NEW"]
+)
 def test_what_ends_is_left(state):
     assert guarding.parse(line(state=state, node="gres:qgpu:30")) == []
 
 
-@pytest.mark.parametrize(("partition", "found"), [("gpu", 1), ("cpu,gpu", 1), ("cpu", 0), ("gpux", 0)])
+@pytest.mark.parametrize(
+    ("partition", "found"), [("gpu", 1), ("cpu,gpu", 1), ("cpu", 0), ("gpux", 0)]
+)
 def test_only_managed_partitions(partition, found):
-    assert len(guarding.parse(line(partition=partition, node="gres:qgpu:30"), ["gpu", "gpu2"])) == found
+    assert (
+        len(guarding.parse(line(partition=partition, node="gres:qgpu:30"), ["gpu", "gpu2"]))
+        == found
+    )
 
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error\n", "x" + line(), "\n"])

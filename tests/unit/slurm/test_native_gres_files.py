@@ -1,4 +1,6 @@
-"""What `slurm.native_gres` changes in Slurm's configuration, and the sources of the plugins: licence and symbols."""
+"""What `slurm.native_gres` changes in Slurm's configuration, and the sources of the plugins:
+licence and symbols.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,21 @@ def test_slurm_loads_no_plugin_for_what_only_counts() -> None:
 
 def test_every_file_of_the_plugins_says_its_licence() -> None:
     files = [
-        path for path in SOURCES.iterdir() if path.suffix in (".c", ".h", ".lds") or path.name == "Makefile"
+        path
+        for path in SOURCES.iterdir()
+        if path.suffix in (".c", ".h", ".lds") or path.name == "Makefile"
     ]
     assert len(files) >= 8
     for path in files:
         assert "SPDX-License-Identifier: GPL-2.0-or-later" in path.read_text().splitlines()[0], path
-    assert "version 2 or (at your option) any" in (SOURCES / "LICENSE").read_text().replace("\n", " ")
+    assert "version 2 or (at your option) any" in (SOURCES / "LICENSE").read_text().replace(
+        "\n", " "
+    )
 
 
-def test_without_the_source_the_sandbox_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_source_the_sandbox_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     script = tmp_path / "source.sh"
     script.write_text("#!/bin/sh\necho 'source.sh: no such package' >&2\nexit 1\n")
     script.chmod(0o755)

@@ -1,4 +1,6 @@
-"""Cores near a card: from the kernel's processors and the driver's bus addresses to Slurm's core numbers."""
+"""Cores near a card: from the kernel's processors and the driver's bus addresses to Slurm's core
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ nodes: [{{names: n1, model: h200, count: 2, files: "/dev/nvidia[0-1]"{more}}}]
 """
 
 
-def machine(root: Path, cpus: list[tuple[int, int]], cards: dict[str, tuple[int, str]]) -> tuple[Path, Path]:
+def machine(
+    root: Path, cpus: list[tuple[int, int]], cards: dict[str, tuple[int, str]]
+) -> tuple[Path, Path]:
     """`cpus`: package and core id of each processor; `cards`: bus -> minor, local_cpulist."""
     proc, sys = root / "proc", root / "sys"
     base = sys / "devices/system/cpu"
@@ -34,21 +38,25 @@ def machine(root: Path, cpus: list[tuple[int, int]], cards: dict[str, tuple[int,
     for bus, (minor, near) in cards.items():
         (proc / bus).mkdir(parents=True)
         (proc / bus / "information").write_text(
-            f"Model: \t\t NVIDIA H200\nBus Location: \t {bus}\nDevice Minor: \t {minor}\nBlacklisted:\t No\n"
+            f"Model: \t\t NVIDIA H200\nBus Location: \t {bus}\nDevice Minor: \t "
+            f"{minor}\nBlacklisted:\t No\n"
         )
         (sys / "bus/pci/devices" / bus.lower()).mkdir(parents=True)
         (sys / "bus/pci/devices" / bus.lower() / "local_cpulist").write_text(f"{near}\n")
     return proc, sys
 
 
-# Two sockets of two cores with two threads each: processors 0-3 are the first threads, 4-7 the second ones.
+# Two sockets of two cores with two threads each: processors 0-3 are the first threads, 4-7 the
+# second ones.
 SMT = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
 # Sockets by turns, as some firmware numbers them.
 TURNS = [(0, 0), (1, 0), (0, 4), (1, 4)]
 
 
 def test_threads_are_one_core_and_sockets_come_one_after_the_other(tmp_path: Path) -> None:
-    proc, sys = machine(tmp_path, SMT, {"0000:65:00.0": (1, "2-3,6-7"), "0000:0A:00.0": (0, "0-1,4-5")})
+    proc, sys = machine(
+        tmp_path, SMT, {"0000:65:00.0": (1, "2-3,6-7"), "0000:0A:00.0": (0, "0-1,4-5")}
+    )
     assert core_of_processor(sys) == {0: 0, 4: 0, 1: 1, 5: 1, 2: 2, 6: 2, 3: 3, 7: 3}
     assert cores_of_cards([0, 1], proc, sys) == ["0-1", "2-3"]
     assert cores_of_cards([1], proc, sys) == ["2-3"]

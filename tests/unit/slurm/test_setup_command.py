@@ -12,10 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import main
-from cli.setup import initial
 from cli.setup import place as placing
-from enforcer.nvml.port import CardInfo
-from gres.config.site import load_config
 from slurm_plugin.fragments import seal_of
 from slurm_plugin.site.conf import parse
 from slurm_plugin.site.sources import Disk
@@ -35,7 +32,9 @@ NodeName=n[1-2] CPUs=8 \\
     RealMemory=1000
 PartitionName=gpu Nodes=ALL
 """
-OWN = STOCK + "GresTypes=gpu\nPrologFlags=X11\nTaskPlugin=affinity\nJobSubmitPlugins=all_partitions\n"
+OWN = (
+    STOCK + "GresTypes=gpu\nPrologFlags=X11\nTaskPlugin=affinity\nJobSubmitPlugins=all_partitions\n"
+)
 CONF = "etc/slurm/slurm.conf"
 
 
@@ -60,7 +59,9 @@ def told(root: Path, *words: str) -> dict[str, Any]:
 
 
 def obey(root: Path, answer: dict[str, Any]) -> None:
-    """Write what it says, as an admin would; lines from the last one up, so that numbers stay right."""
+    """Write what it says, as an admin would; lines from the last one up, so that numbers stay
+    right.
+    """
     rows = [row for row in answer["differences"] if row["severity"] == "fail"]
     for row in sorted(rows, key=lambda row: -row["line"]):
         path = root / row["file"].lstrip("/")
@@ -76,7 +77,9 @@ def obey(root: Path, answer: dict[str, Any]) -> None:
             continue
         at = row["line"] - 1
         upto = next(n for n in range(at, len(lines)) if not lines[n].rstrip().endswith("\\")) + 1
-        path.write_text("\n".join([*lines[:at], *([row["write"]] if row["write"] else []), *lines[upto:]]))
+        path.write_text(
+            "\n".join([*lines[:at], *([row["write"]] if row["write"] else []), *lines[upto:]])
+        )
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11"])
@@ -108,9 +111,13 @@ def test_modes_owners_and_seals(tmp_path: Path) -> None:
     ours = root / "etc/slurm/qgpu"
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in ours.iterdir()}
     assert modes == {
-        "slurm.conf": 0o644, "gres.conf": 0o644, "cgroup.conf": 0o644, "plugstack.conf": 0o644,
-        "prolog": 0o755, "epilog": 0o755,
-    }  # fmt: skip
+        "slurm.conf": 0o644,
+        "gres.conf": 0o644,
+        "cgroup.conf": 0o644,
+        "plugstack.conf": 0o644,
+        "prolog": 0o755,
+        "epilog": 0o755,
+    }
     assert stat.S_IMODE(ours.stat().st_mode) == 0o755
     assert all(seal_of(path.read_text()) == "ours" for path in ours.iterdir())
 
@@ -132,7 +139,9 @@ def test_an_edited_fragment_is_kept_and_said(tmp_path: Path) -> None:
     prolog.write_text(edited)
     answer = told(root, "--role", "node")
     refused = [row for row in answer["files"] if row["what"] == "refused"]
-    assert [row["path"] for row in refused] == ["/etc/slurm/qgpu/prolog"] and "by hand" in refused[0]["why"]
+    assert [row["path"] for row in refused] == ["/etc/slurm/qgpu/prolog"] and "by hand" in refused[
+        0
+    ]["why"]
     assert prolog.read_text() == edited and not answer["in_place"]
     for number in ("", ".2"):
         prolog.write_text(edited)
@@ -154,7 +163,9 @@ def test_a_foreign_file_is_refused_but_what_render_printed_is_taken(tmp_path: Pa
     (ours / "plugstack.conf").write_text(printed)
     rows = {row["path"].rpartition("/")[2]: row for row in told(root, "--role", "node")["files"]}
     assert rows["prolog"]["what"] == rows["epilog"]["what"] == "refused"
-    assert (ours / "prolog").read_text() == "#!/bin/sh\n" and rows["plugstack.conf"]["what"] == "updated"
+    assert (ours / "prolog").read_text() == "#!/bin/sh\n" and rows["plugstack.conf"][
+        "what"
+    ] == "updated"
 
 
 def test_a_change_of_qgpu_yaml_updates_and_says_what_to_restart(tmp_path: Path) -> None:
@@ -173,7 +184,9 @@ def test_a_change_of_qgpu_yaml_updates_and_says_what_to_restart(tmp_path: Path) 
     assert answer["restart"] and [row["key"] for row in answer["differences"]] == ["Gres"]
 
 
-def test_an_interrupted_run_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tree(tmp_path)
     setup(root, "--role", "node")
     gres = root / "etc/slurm/qgpu/gres.conf"
@@ -182,13 +195,17 @@ def test_an_interrupted_run_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     yaml.write_text(yaml.read_text().replace("reserve: 2GiB", "reserve: 4GiB"))
     with monkeypatch.context() as patch:
         patch.setattr(
-            placing.os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            placing.os,
+            "fsync",
+            lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")),
         )
         broken = setup(root, "--role", "node")
     assert broken.exit_code == 1 and "No space left on device" in broken.output
     assert gres.read_text() == old
     assert setup(root, "--role", "node").exit_code == 1
-    assert gres.read_text() != old and not [p for p in gres.parent.iterdir() if p.name.startswith(".")]
+    assert gres.read_text() != old and not [
+        p for p in gres.parent.iterdir() if p.name.startswith(".")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +216,9 @@ def test_an_interrupted_run_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         (lambda p: p.write_text("x"), "cannot be used"),
     ],
 )
-def test_a_directory_that_others_could_change_is_refused(tmp_path: Path, spoil: Any, says: str) -> None:
+def test_a_directory_that_others_could_change_is_refused(
+    tmp_path: Path, spoil: Any, says: str
+) -> None:
     root = tree(tmp_path)
     spoil(root / "etc/slurm/qgpu")
     done = setup(root, "--role", "node")
@@ -233,7 +252,9 @@ def test_fragments_go_only_when_slurm_does_not_read_them(tmp_path: Path) -> None
     )
     for path in (root / "etc/slurm").glob("*.conf"):
         path.write_text(
-            "".join(row for row in path.read_text().splitlines(True) if not row.startswith("include"))
+            "".join(
+                row for row in path.read_text().splitlines(True) if not row.startswith("include")
+            )
         )
     (root / "etc/slurm/qgpu/epilog").write_text("mine\n")
     done = setup(root, "--remove")
@@ -247,7 +268,12 @@ def test_fragments_go_only_when_slurm_does_not_read_them(tmp_path: Path) -> None
 
 def test_wrong_words_are_usage_errors(tmp_path: Path) -> None:
     root = tree(tmp_path)
-    for words in ([], ["--role", "head"], ["--remove", "--role", "node"], ["--cards", "0", "--init"]):
+    for words in (
+        [],
+        ["--role", "head"],
+        ["--remove", "--role", "node"],
+        ["--cards", "0", "--init"],
+    ):
         assert setup(root, *words).exit_code == 2, words
     (root / "etc/qgpu/qgpu.yaml").unlink()
     done = setup(root, "--role", "node")
@@ -267,7 +293,10 @@ def test_a_host_without_slurm_conf_of_its_own_gets_no_fragment_of_it(tmp_path: P
     (node / "run").mkdir()
     (root / "run/slurm").rename(node / "run/slurm")
     answer = told(node, "--role", "node")
-    assert answer["slurm_conf"] == "/run/slurm/conf/slurm.conf" and answer["fragments"] == "/etc/slurm/qgpu"
+    assert (
+        answer["slurm_conf"] == "/run/slurm/conf/slurm.conf"
+        and answer["fragments"] == "/etc/slurm/qgpu"
+    )
     assert sorted(p.name for p in (node / "etc/slurm/qgpu").iterdir()) == [
         "epilog",
         "plugstack.conf",
@@ -280,7 +309,10 @@ def test_a_host_that_has_no_slurm_conf_yet(tmp_path: Path) -> None:
     root = tree(tmp_path)
     (root / CONF).unlink()
     done = setup(root, "--role", "controller")
-    assert done.exit_code == 1 and "there is no /etc/slurm/slurm.conf: install Slurm first" in done.output
+    assert (
+        done.exit_code == 1
+        and "there is no /etc/slurm/slurm.conf: install Slurm first" in done.output
+    )
     assert not (root / "etc/slurm/qgpu").exists()
     done = setup(root, "--role", "node")
     assert done.exit_code == 0 and "taken for a configless one" in done.output
@@ -301,100 +333,18 @@ def test_a_node_that_qgpu_yaml_does_not_name_is_said(tmp_path: Path) -> None:
     assert [row["key"] for row in answer["differences"]] == ["nodes"]
     assert "this host, gpu17, under nodes" in answer["differences"][0]["sentence"]
     conf = root / CONF
-    conf.write_text(conf.read_text().replace("NodeName=n[1-2]", "NodeName=n[1-2] NodeHostname=gpu[16-17]"))
+    conf.write_text(
+        conf.read_text().replace("NodeName=n[1-2]", "NodeName=n[1-2] NodeHostname=gpu[16-17]")
+    )
     assert told(root, "--role", "node", "--node", "gpu17")["in_place"]
 
 
 def test_a_file_that_slurm_cannot_read_is_said(tmp_path: Path) -> None:
     root = tree(tmp_path, STOCK + "junk\x1b[31m\nGresTypes=gpu")
     done = setup(root, "--role", "login")
-    assert done.exit_code == 1 and "/etc/slurm/slurm.conf:8: 'junk?[31m' is not KEY=VALUE" in done.output
+    assert (
+        done.exit_code == 1
+        and "/etc/slurm/slurm.conf:8: 'junk?[31m' is not KEY=VALUE" in done.output
+    )
     assert "\x1b" not in done.output and "correct /etc/slurm/slurm.conf:8" in done.output
     assert "no newline at its end" in done.output
-
-
-# ---- the first qgpu.yaml
-
-
-def cards(count: int, name: str = "NVIDIA H200 NVL") -> tuple[CardInfo, ...]:
-    return tuple(CardInfo(f"GPU-{n}", n, name, 80 << 30) for n in range(count))
-
-
-@pytest.mark.parametrize(
-    ("slurm", "seen", "words", "group"),
-    [
-        (STOCK, cards(2), ["--node", "n1"], ("n[1-2]", "h200_nvl", 2, "/dev/nvidia[0,1]")),
-        (STOCK.replace("CPUs=8", "CPUs=8 Gres=gpu:h200:4"), (), ["--memory", "80G"],
-         ("n[1-2]", "h200", 4, "/dev/nvidia[0,1,2,3]")),
-        (STOCK.replace("CPUs=8", "CPUs=8 Gres=gpu:2"), cards(2), [], ("n[1-2]", "h200_nvl", 2, "/dev/nvidia[0,1]")),
-        (STOCK, (), ["--nodes", "n2", "--cards", "1", "--model", "l4", "--memory", "24GiB"],
-         ("n2", "l4", 1, "/dev/nvidia[0]")),
-    ],
-)  # fmt: skip
-def test_a_first_qgpu_yaml_is_made_of_what_is_seen(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    slurm: str,
-    seen: Any,
-    words: list[str],
-    group: tuple[Any, ...],
-) -> None:
-    monkeypatch.setattr(initial, "seen_cards", lambda: seen)
-    monkeypatch.setattr("cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5"))
-    root = tree(tmp_path, slurm)
-    yaml = root / "etc/qgpu/qgpu.yaml"
-    yaml.unlink()
-    dry = setup(root, "--init", "--dry-run", *words)
-    assert dry.exit_code == 0 and not yaml.exists(), dry.output
-    assert setup(root, "--init", *words).exit_code == 0 and yaml.read_text() == dry.output
-    config = load_config(yaml)
-    found = config.nodes[0]
-    assert (found.names, found.model, found.count, found.files) == group
-    assert config.slurm.version == "24.11" and stat.S_IMODE(yaml.stat().st_mode) == 0o644
-    again = setup(root, "--init", *words)
-    assert again.exit_code == 1 and "is there already" in again.output
-
-
-def placing_said(text: str) -> Any:
-    from cli.doctor.host import Said
-
-    return Said(0, text)
-
-
-@pytest.mark.parametrize(
-    ("seen", "words", "says"),
-    [
-        ((), [], "say which, for example"),
-        (cards(1) + cards(2, "NVIDIA L4"), [], "cards of 2 models"),
-        ((), ["--nodes", "n1", "--cards", "1", "--model", "x"], "say --memory"),
-        ((), ["--nodes", "n1", "--cards", "1", "--memory", "1GiB"], "say --model"),
-        ((), ["--nodes", "n1", "--model", "x", "--memory", "1GiB"], "say --cards"),
-        ((), ["--nodes", "n[1", "--model", "x", "--cards", "1", "--memory", "1GiB"], "brackets"),
-        ((), ["--nodes", "n1", "--model", "x", "--cards", "1", "--memory", "1XiB"], "--memory"),
-    ],
-)
-def test_what_cannot_be_known_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: Any, words: list[str], says: str
-) -> None:
-    monkeypatch.setattr(initial, "seen_cards", lambda: seen)
-    monkeypatch.setattr("cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5"))
-    root = tree(tmp_path)
-    (root / "etc/qgpu/qgpu.yaml").unlink()
-    done = setup(root, "--init", *words)
-    assert done.exit_code == 1 and says in done.output and not (root / "etc/qgpu/qgpu.yaml").exists()
-
-
-@pytest.mark.parametrize("name", ["yes", "on", "null", "y1", "e3"])
-def test_names_that_yaml_would_take_for_something_else_stay_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(initial, "seen_cards", lambda: ())
-    monkeypatch.setattr("cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5"))
-    root = tree(tmp_path, f"ClusterName={name}\nNodeName=n1\n")
-    yaml = root / "etc/qgpu/qgpu.yaml"
-    yaml.unlink()
-    words = ["--nodes", "n1", "--model", name, "--cards", "1", "--memory", "80GiB"]
-    done = setup(root, "--init", *words)
-    assert done.exit_code == 0, done.output
-    config = load_config(yaml)
-    assert (config.cluster, list(config.models), config.nodes[0].model) == (name, [name], name)

@@ -13,7 +13,10 @@ from slurm_plugin.site.sources import MAX_BYTES, Disk, Texts
 
 
 def read(version: str = "24.11", **files: str) -> Conf:
-    texts = {f"/etc/slurm/{name.replace('__', '/').replace('_', '.')}": text for name, text in files.items()}
+    texts = {
+        f"/etc/slurm/{name.replace('__', '/').replace('_', '.')}": text
+        for name, text in files.items()
+    }
     return parse("/etc/slurm/slurm.conf", Texts(texts), version)
 
 
@@ -39,7 +42,11 @@ def test_the_last_value_counts_and_every_value_has_its_place() -> None:
         more_conf="\ngrestypes=gpu,shard\n",
     )
     found = conf.get("GRESTYPES")
-    assert found is not None and found.items == ["gpu", "shard"] and found.place == "/etc/slurm/more.conf:2"
+    assert (
+        found is not None
+        and found.items == ["gpu", "shard"]
+        and found.place == "/etc/slurm/more.conf:2"
+    )
     assert list(conf.repeated()) == ["grestypes"]
     assert list(read("23.11", slurm_conf="Prolog=/a\nProlog=/b\n").repeated()) == ["prolog"]
     assert conf.get("Epilog") is None and conf.text("Epilog", "none") == "none"
@@ -48,7 +55,11 @@ def test_the_last_value_counts_and_every_value_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("A=1\ninclude none.conf\n", 2, "includes /etc/slurm/none.conf: there is no such file; Slurm's daemons"),
+        (
+            "A=1\ninclude none.conf\n",
+            2,
+            "includes /etc/slurm/none.conf: there is no such file; Slurm's daemons",
+        ),
         (" include more.conf\n", 1, "only at the very beginning of a line"),
         ("include *.conf\n", 1, "takes no pattern"),
         ("include %c.conf\n", 1, "needs ClusterName in a line before it"),
@@ -59,7 +70,7 @@ def test_the_last_value_counts_and_every_value_has_its_place() -> None:
         ("A=\n", 1, "'A=' is not KEY=VALUE"),
         ("NodeName=n[1-2] Gres=gpu:1 junk\n", 1, "does not read 'junk' behind NodeName=n[1-2]"),
     ],
-)  # fmt: skip
+)
 def test_what_slurm_refuses_is_a_fault_with_its_line(text: str, line: int, says: str) -> None:
     conf = read(slurm_conf=text, more_conf="C=1\n")
     assert [fault.line for fault in conf.faults] == [line]
@@ -67,7 +78,9 @@ def test_what_slurm_refuses_is_a_fault_with_its_line(text: str, line: int, says:
 
 
 def test_circles_depth_and_number_of_files_are_bounded() -> None:
-    assert "includes itself" in str(read(slurm_conf="include a\n", a="include slurm.conf\n").faults[0])
+    assert "includes itself" in str(
+        read(slurm_conf="include a\n", a="include slurm.conf\n").faults[0]
+    )
     deep = {f"n{n}": f"include n{n + 1}\nK{n}=1\n" for n in range(40)}
     conf = read(slurm_conf="include n0\n", **deep)
     assert "nested" in str(conf.faults[0]) and len(conf.files) == MAX_DEPTH
@@ -77,7 +90,8 @@ def test_circles_depth_and_number_of_files_are_bounded() -> None:
 
 def test_default_lines_hold_for_the_lines_after_them() -> None:
     conf = read(
-        slurm_conf="NodeName=a Gres=gpu:1\nNodeName=DEFAULT Gres=gpu:2 CPUs=4\nNodeName=b[1-2] cpus=8\n"
+        slurm_conf="NodeName=a Gres=gpu:1\nNodeName=DEFAULT Gres=gpu:2 CPUs=4\nNodeName=b[1-2] "
+        "cpus=8\n"
         "NodeName=default Gres=gpu:3\nNodeName=c\n"
         "PartitionName=DEFAULT OverSubscribe=FORCE\nPartitionName=p Nodes=ALL\n"
     )
@@ -94,7 +108,10 @@ def test_default_lines_hold_for_the_lines_after_them() -> None:
 
 
 def test_lines_of_gres_conf_for_a_node() -> None:
-    text = "# Name=gpu\nName=gpu File=/dev/a\nNodeName=n[2-3] Name=gpu File=/dev/b # c\nAutoDetect=off\n"
+    text = (
+        "# Name=gpu\nName=gpu File=/dev/a\nNodeName=n[2-3] Name=gpu File=/dev/b # "
+        "c\nAutoDetect=off\n"
+    )
     conf = parse("/g", Texts({"/g": text}))
     assert [line.get("file") for line in gres_lines(conf, "n1")[0]] == ["/dev/a"]
     assert [line.get("file") for line in gres_lines(conf, "n3")[0]] == ["/dev/a", "/dev/b"]
@@ -108,7 +125,8 @@ def test_lines_of_gres_conf_for_a_node() -> None:
 def test_plugstack_is_read_in_its_own_way() -> None:
     source = Texts(
         {
-            "/e/plugstack.conf": "include plugstack.d/*\nInclude x\nrequired\noptional /a.so k=1 k=2 # c\n",
+            "/e/plugstack.conf": "include plugstack.d/*\nInclude x\nrequired\noptional /a.so k=1 "
+            "k=2 # c\n",
             "/e/plugstack.d/20": "\trequired b.so run_dir=/run/q \\\n",
             "/e/plugstack.d/10": "optional first.so\ninclude /e/plugstack.conf\n",
         }
@@ -119,11 +137,16 @@ def test_plugstack_is_read_in_its_own_way() -> None:
         ("required", "b.so"),
         ("optional", "/a.so"),
     ]
-    assert stack.plugins[1].argument("run_dir") == "/run/q" and stack.plugins[2].argument("k") == "2"
-    assert stack.plugins[1].place == "/e/plugstack.d/20:1" and stack.plugins[0].argument("k") is None
+    assert (
+        stack.plugins[1].argument("run_dir") == "/run/q" and stack.plugins[2].argument("k") == "2"
+    )
+    assert (
+        stack.plugins[1].place == "/e/plugstack.d/20:1" and stack.plugins[0].argument("k") is None
+    )
     assert [str(fault) for fault in stack.faults] == [
         "/e/plugstack.d/10:2: /e/plugstack.conf includes itself",
-        "/e/plugstack.conf:2: 'Include' is none of required, optional and include, so Slurm ignores the line",
+        "/e/plugstack.conf:2: 'Include' is none of required, optional and include, so Slurm "
+        "ignores the line",
         "/e/plugstack.conf:3: 'required' names no file, so Slurm ignores the line",
     ]
     assert parse_plugstack("/none", source).faults == []

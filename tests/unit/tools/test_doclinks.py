@@ -54,5 +54,7 @@ def test_a_link_that_leads_nowhere(
     assert capsys.readouterr().out == f"docs/one.md: {link}: {fault}\n"
 
 
-def test_the_documentation_keeps_the_rule(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documentation_keeps_the_rule(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tool.main() == 0, capsys.readouterr().out

@@ -38,11 +38,13 @@ def repository(path: Path, name: str, text: str) -> Path:
     [
         (
             "new.md",
-            "`one.c`, arb/two.c, arb/{one,two}.c, `o*.c`, made.lua, /etc/made.lua, cuda.h: see docs/page.md.\n",
+            "`one.c`, arb/two.c, arb/{one,two}.c, `o*.c`, made.lua, /etc/made.lua, cuda.h: see "
+            "docs/page.md.\n",
         ),
         (
             "new.c",
-            '/* one.c; docs/adr/0007 and docs/adr/0007-why.md */\n// two.c\nint a; char *b = "none.c";\n',
+            "/* one.c; docs/adr/0007 and docs/adr/0007-why.md */\n// two.c\nint a; char *b = "
+            '"none.c";\n',
         ),
         ("new.py", '"""As one.c does: docs/page.md."""\n\nNAME = "none.c"  # two.c\n'),
         ("new.sh", "none.c # docs/adr\n"),
@@ -66,11 +68,18 @@ def test_names_of_files_that_exist(tool: ModuleType, tmp_path: Path, name: str, 
     ],
 )
 def test_names_of_files_that_do_not_exist(
-    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, fault: str
+    tool: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    fault: str,
 ) -> None:
     assert tool.main(repository(tmp_path, name, text)) == 1
     assert capsys.readouterr().out == f"{name}:{fault}\n"
 
 
-def test_this_repository_keeps_the_rule(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_repository_keeps_the_rule(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tool.main() == 0, capsys.readouterr().out

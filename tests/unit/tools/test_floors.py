@@ -1,4 +1,6 @@
-"""tools/floors.py: a symbol or a header of a later folder is a fault, one of an earlier folder is none."""
+"""tools/floors.py: a symbol or a header of a later folder is a fault, one of an earlier folder
+is none.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,15 @@ def test_downwards_is_allowed(floors: ModuleType, house: object) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("-flto",)])
 @pytest.mark.parametrize("header", ["high.h", "high/high.h"])
-def test_upwards_is_a_fault(floors: ModuleType, house: object, header: str, flags: tuple[str, ...]) -> None:
+def test_upwards_is_a_fault(
+    floors: ModuleType, house: object, header: str, flags: tuple[str, ...]
+) -> None:
     low = house.source / "low/low.c"  # type: ignore[attr-defined]
     low.write_text(f'#include "{header}"\nint low(void) {{ return high(); }}\n')
     compiled(house, *flags)
-    assert list(floors.object_faults(house)) == ["low/low.o needs high of high/high.o, a later floor"]
+    assert list(floors.object_faults(house)) == [
+        "low/low.o needs high of high/high.o, a later floor"
+    ]
     assert list(floors.header_faults(house)) == ["low/low.c includes high/high.h, a later floor"]
 
 

@@ -1,4 +1,6 @@
-"""tools/layouts.py: each generated module has what gcc makes of its header, and a stale one is named."""
+"""tools/layouts.py: each generated module has what gcc makes of its header, and a stale one is
+named.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ import layouts
 import pytest
 from layouts import MIRRORS, ROOT, Mirror
 
-PROBE = '#include <stddef.h>\n#include <stdio.h>\n#include "{header}"\nint main(void) {{\n{lines}\nreturn 0;\n}}\n'
+PROBE = (
+    '#include <stddef.h>\n#include <stdio.h>\n#include "{header}"\nint main(void) '
+    "{{\n{lines}\nreturn 0;\n}}\n"
+)
 every_mirror = pytest.mark.parametrize("mirror", MIRRORS, ids=[mirror.module for mirror in MIRRORS])
 
 
@@ -26,7 +31,15 @@ def probe(tmp_path: Path, mirror: Mirror, lines: list[str]) -> list[str]:
     """Compile a C program that runs the lines, return what it printed."""
     source, program = tmp_path / "probe.c", tmp_path / "probe"
     source.write_text(PROBE.format(header=ROOT / mirror.header, lines="\n".join(lines)))
-    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", f"-I{ROOT / mirror.include}", source, "-o", program]
+    command = [
+        "gcc",
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        f"-I{ROOT / mirror.include}",
+        source,
+        "-o",
+        program,
+    ]
     subprocess.run(command, check=True)
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
 
@@ -60,7 +73,9 @@ def test_every_offset_and_size(mirror: Mirror, tmp_path: Path) -> None:
         for field, *_ in cls._fields_:
             sizes = f"offsetof({c_type(name)}, {field}), sizeof((({c_type(name)} *)0)->{field})"
             lines.append(f'printf("{name}.{field} %zu %zu\\n", {sizes});')
-            expected.append(f"{name}.{field} {getattr(cls, field).offset} {getattr(cls, field).size}")
+            expected.append(
+                f"{name}.{field} {getattr(cls, field).offset} {getattr(cls, field).size}"
+            )
     assert probe(tmp_path, mirror, lines) == expected
 
 
@@ -82,16 +97,22 @@ def test_no_structure_is_left_out(mirror: Mirror) -> None:
     assert declared == {name for name in module.STRUCTS if "." not in name}
     assert inner == len(module.STRUCTS) - len(declared)
     classes = {value for value in vars(module).values() if isinstance(value, type)}
-    assert {cls for cls in classes if cls.__module__ == module.__name__} == set(module.STRUCTS.values())
+    assert {cls for cls in classes if cls.__module__ == module.__name__} == set(
+        module.STRUCTS.values()
+    )
 
 
 @every_mirror
 def test_no_field_is_left_out(mirror: Mirror) -> None:
     """gcc compares sizes, but two fields may hide behind one, or one in a hole."""
-    bodies = dict(re.findall(r"^struct (\w+) \{(.*?)^\};", code_of(mirror), re.MULTILINE | re.DOTALL))
+    bodies = dict(
+        re.findall(r"^struct (\w+) \{(.*?)^\};", code_of(mirror), re.MULTILINE | re.DOTALL)
+    )
     for name, body in bodies.items():
         flat = re.sub(r"\bstruct \{.*?\}", "entry", body, flags=re.DOTALL)
-        declared = [re.sub(r"\[[^]]*\]", "", part).replace(",", " ").split() for part in flat.split(";")]
+        declared = [
+            re.sub(r"\[[^]]*\]", "", part).replace(",", " ").split() for part in flat.split(";")
+        ]
         words = [words[2:] if words[:1] == ["struct"] else words[1:] for words in declared]
         members = [member for part in words for member in part]
         assert members == [field for field, *_ in module_of(mirror).STRUCTS[name]._fields_], name
@@ -115,14 +136,16 @@ def test_a_stale_module_is_named(
 ) -> None:
     """A field is inserted into a copy of the header."""
     policy = next(mirror for mirror in MIRRORS if mirror.header.endswith("policy.h"))
-    for name in (policy.header, policy.module, "pyproject.toml", "simulator/ruff.toml"):
+    for name in (policy.header, policy.module, "pyproject.toml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     monkeypatch.setattr(layouts, "ROOT", tmp_path)
     monkeypatch.setattr(layouts, "MIRRORS", [policy])
     assert layouts.main(["--check"]) == 0 and not capsys.readouterr().out
     header = tmp_path / policy.header
-    header.write_text(header.read_text().replace("struct qp_card {", "struct qp_card {\n    double more;"))
+    header.write_text(
+        header.read_text().replace("struct qp_card {", "struct qp_card {\n    double more;")
+    )
     assert layouts.main(["--check"]) == 1
     said = f"{policy.module} differs from {policy.header}: run `make layouts` and commit the file\n"
     assert capsys.readouterr().out == said

@@ -1,4 +1,6 @@
-"""The check after each test (tests/conftest.py): what is left is found, what is just ending is waited for."""
+"""The check after each test (tests/conftest.py): what is left is found, what is just ending is
+waited for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The packing of grants and the unpacking of messages. tests/unit/tools/test_layouts.py compares the layouts."""
+"""The packing of grants and the unpacking of messages. tests/unit/tools/test_layouts.py compares
+the layouts.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_a_tenant_is_read_as_the_structure_says() -> None:
     """`stats` unpacks by place, and keeps what repeats: each field must be the one of its name."""
     at = ctypes.sizeof(abi.MsgHead)
     for salt in range(32):  # the flags among all these bytes are another combination each time
-        body = bytes((number * 7 + salt) % 251 for number in range(ctypes.sizeof(abi.CtlTenant) - at))
+        body = bytes(
+            (number * 7 + salt) % 251 for number in range(ctypes.sizeof(abi.CtlTenant) - at)
+        )
         message = abi.CtlTenant.from_buffer_copy(bytes(at) + body)
         message.head, message.flags = abi.head(abi.CTL_TENANT, abi.CtlTenant), salt
         message.uuid, message.job_class = f"GPU-{salt}".encode(), abi.CLASS_CODES["offline"]
@@ -109,5 +113,10 @@ def test_a_tenant_is_read_as_the_structure_says() -> None:
             "suspended": abi.TENANT_SUSPENDED,
         }
         told |= {name: bool(salt & bit) for name, bit in flags.items()}
-        told |= {"uuid": f"GPU-{salt}", "job_class": "offline", "policy": "", "busy": bool(message.busy)}
+        told |= {
+            "uuid": f"GPU-{salt}",
+            "job_class": "offline",
+            "policy": "",
+            "busy": bool(message.busy),
+        }
         assert found._asdict() == told | {"close_hist": tuple(message.close_hist)}

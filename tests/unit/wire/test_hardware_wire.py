@@ -35,14 +35,24 @@ def test_what_does_not_fit_is_refused(changes: dict[str, object], why: str) -> N
 
 def test_message_to_tenant() -> None:
     m = abi.CtlHwTenant(
-        job_id=7, uuid=b"GPU-1", state=abi.HW_FAILED, actor=abi.HW_ACTOR_ARBITER, method=1, ngroups=3
+        job_id=7,
+        uuid=b"GPU-1",
+        state=abi.HW_FAILED,
+        actor=abi.HW_ACTOR_ARBITER,
+        method=1,
+        ngroups=3,
     )
     m.stops, m.stop_max_ns, m.last_status, m.why = 5, 400_000, 0x65, b"because"
     m.stop_hist[9] = 5
     tenant = arbiter_wire.hardware_tenant(bytes(m))
     assert (tenant.job_id, tenant.uuid, tenant.state) == (7, "GPU-1", "failed")
     assert (tenant.actor, tenant.method, tenant.ngroups) == ("arbiter", "schedule", 3)
-    assert (tenant.stops, tenant.stop_hist[9], tenant.last_status, tenant.why) == (5, 5, 0x65, "because")
+    assert (tenant.stops, tenant.stop_hist[9], tenant.last_status, tenant.why) == (
+        5,
+        5,
+        0x65,
+        "because",
+    )
 
 
 def test_words_of_a_newer_arbiter_are_shown_as_numbers() -> None:

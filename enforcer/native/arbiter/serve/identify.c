@@ -3,7 +3,8 @@
  * Does a process belong to the job that it names? Its user must be the grant's. Then one of these
  * must hold, the strongest proof first: slurmd put it into the job's cgroup; a slurmstepd of root
  * is among its ancestors; it shows the sealed grant, which only root can make; it descends from the
- * program that got the grant from qgpud (qgpu run). docs/specs/registration.md has what each proves.
+ * program that got the grant from qgpud (qgpu run). docs/specs/registration.md has what each
+ * proves.
  */
 #include <fcntl.h>
 #include <inttypes.h>

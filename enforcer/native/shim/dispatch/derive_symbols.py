@@ -14,7 +14,8 @@ per-thread default-stream variant, and `pass` or `hook`.
 The last column is kept from the existing table; new symbols are `pass`. Names missing in
 classes.tsv beside the table are added with `?`, for a person to decide. The second form sets the
 last column: a symbol that one of the objects (build/obj/shim/hooks/*/*.o) defines is `hook`. Needs
-a C preprocessor (environment CC, default gcc). Exits 1 with a sentence when a header cannot be read.
+a C preprocessor (environment CC, default gcc). Exits 1 with a sentence when a header cannot be
+read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A PyTorch that computes nothing: as much of it as bench/gpu/programs call, so that their control flow can be run."""
+"""A PyTorch that computes nothing: as much of it as bench/gpu/programs call, so that their
+control flow can be run.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ class Module:
 
 
 class _Nn:
-    Module = Sequential = Flatten = LazyLinear = TransformerEncoder = TransformerEncoderLayer = Module
+    Module = Sequential = Flatten = LazyLinear = TransformerEncoder = TransformerEncoderLayer = (
+        Module
+    )
     CrossEntropyLoss = Module
 
 

@@ -1,0 +1,200 @@
+"""Breakages of a site that is set up: each is found, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from test_site_differences import GRES, GRES3, E, Files, config, installed, seen
+
+
+def swap(name: str, old: str, new: str) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        path = name if name.startswith("/") else f"{E}/{name}"
+        assert old in files[path], files[path]
+        files[path] = files[path].replace(old, new)
+
+    return change
+
+
+def put(name: str, text: str) -> Callable[[Files], None]:
+    return lambda files: files.update({f"{E}/{name}": files.get(f"{E}/{name}", "") + text})
+
+
+def drop(name: str) -> Callable[[Files], None]:
+    return lambda files: files.__delitem__(f"{E}/{name}")
+
+
+BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
+    (swap("slurm.conf", f"include {E}/qgpu/slurm.conf\n", ""), "include", "add", "GresTypes"),
+    (
+        swap("gres.conf", f"include {E}/qgpu/gres.conf\n", ""),
+        "include",
+        "add",
+        "gpu files are none",
+    ),
+    (
+        swap("cgroup.conf", f"include {E}/qgpu/cgroup.conf\n", ""),
+        "include",
+        "add",
+        "ConstrainDevices",
+    ),
+    (
+        swap("cgroup.conf", "include", "ConstrainDevices=no\ninclude"),
+        "ConstrainDevices",
+        "run",
+        "the site sets",
+    ),
+    (drop("cgroup.conf"), "include", "add", "ConstrainDevices"),
+    (drop("gres.conf"), "include", "add", "fragment"),
+    (drop("plugstack.conf"), "include", "add", "no job of a share starts"),
+    (swap("plugstack.conf", "include", "#include"), "include", "add", "no job of a share starts"),
+    (
+        swap("qgpu/plugstack.conf", "run_dir=/run/qgpu", "run_dir=/run/other"),
+        "spank",
+        "run",
+        "has changed",
+    ),
+    (swap("qgpu/plugstack.conf", "optional", "# optional"), "spank", "run", "qgpu_spank.so"),
+    (
+        put("plugstack.conf", "optional /usr/lib/qgpu/qgpu_spank.so run_dir=/run/qgpu\n"),
+        "optional",
+        "remove",
+        "second",
+    ),
+    (drop("qgpu/slurm.conf"), "syntax", "replace", "there is no such file"),
+    (
+        swap("slurm.conf", "shard:h200:200", "shard:h200:100"),
+        "Gres",
+        "replace",
+        "counts a node's cards",
+    ),
+    (swap("slurm.conf", "qgpu:offline:800", "qgpu:offline:80"), "Gres", "replace", GRES),
+    (swap("slurm.conf", "qgpu_mem:156G", "qgpu_mem:150G"), "Gres", "replace", GRES),
+    (swap("slurm.conf", f" Gres={GRES3}", ""), "Gres", "replace", GRES3),
+    (
+        swap("slurm.conf", f"CPUs=8 Gres={GRES}", f"CPUs=8 Gres={GRES},mps:100"),
+        "Gres",
+        "replace",
+        GRES,
+    ),
+    (swap("slurm.conf", "NodeName=n3", "NodeName=x3"), "NodeName", "add", GRES3),
+    (
+        swap("slurm.conf", "NodeName=n3", "NodeName=x3"),
+        "Gres",
+        "replace",
+        "qgpu.yaml does not name",
+    ),
+    (
+        swap("slurm.conf", "NodeName=n3 CPUs=4", "NodeName=n4 CPUs=4 Gres=gpu:1"),
+        "nodes",
+        "run",
+        "cannot give",
+    ),
+    (
+        swap("qgpu/gres.conf", "Count=100 File=/dev/nvidia1", "Count=50 File=/dev/nvidia1"),
+        "gres",
+        "run",
+        "shard",
+    ),
+    (swap("qgpu/gres.conf", "offline Count=800", "offline Count=80"), "gres", "run", "Count"),
+    (
+        swap("qgpu/gres.conf", "Name=qgpu_mem Count=156G", "Name=qgpu_mem Count=1G"),
+        "gres",
+        "run",
+        "qgpu_mem",
+    ),
+    (
+        swap("qgpu/gres.conf", "File=/dev/nvidia[0-1]", "File=/dev/nvidia[1-2]"),
+        "gres",
+        "run",
+        "in this order",
+    ),
+    (
+        put("gres.conf", "NodeName=n1 Name=gpu Type=h200 File=/dev/nvidia0\n"),
+        "NodeName",
+        "remove",
+        "twice",
+    ),
+    (put("gres.conf", "NodeName=n[1-4] Name=gpu File=/dev/nvidia0\n"), "Name", "replace", "twice"),
+    (put("gres.conf", "NodeName=n1 AutoDetect=nvml\n"), "NodeName", "remove", "twice"),
+    (put("gres.conf", "AutoDetect=nvml\n"), "cores", "run", "near them"),
+    (drop("job_submit.lua"), "job_submit.lua", "run", "ln -s"),
+    (swap("job_submit.lua", "qgpu.submit(", "slurm.x("), "job_submit.lua", "add", "qgpu.submit"),
+    (
+        put("slurm.conf", "CliFilterPlugins=lua\n"),
+        "CliFilterPlugins",
+        "remove",
+        "no sbatch and no srun",
+    ),
+    (
+        put("slurm.conf", "SelectTypeParameters=CR_Core,MULTIPLE_SHARING_GRES_PJ\n"),
+        "SelectTypeParameters",
+        "replace",
+        "split a share",
+    ),
+    (
+        put("slurm.conf", "SelectTypeParameters=LL_SHARED_GRES\n"),
+        "SelectTypeParameters",
+        "remove",
+        "binpack",
+    ),
+    (
+        put("slurm.conf", "PrologEpilogTimeout=5\n"),
+        "PrologEpilogTimeout",
+        "replace",
+        "drain the node",
+    ),
+    (put("slurm.conf", "PreemptMode=SUSPEND,GANG\n"), "PreemptMode", "replace", "suspended"),
+    (
+        put("slurm.conf", "SlurmdParameters=config_overrides\n"),
+        "SlurmdParameters",
+        "remove",
+        "lost a card",
+    ),
+    (
+        swap("slurm.conf", "Nodes=ALL", "Nodes=ALL OverSubscribe=FORCE:4"),
+        "OverSubscribe",
+        "replace",
+        "--exclusive",
+    ),
+    (swap("slurm.conf", "Nodes=ALL", "Nodes=ALL Shared=EXCLUSIVE"), "Shared", "replace", "refused"),
+    (
+        swap("slurm.conf", "Nodes=ALL", "Nodes=ALL ExclusiveUser=YES"),
+        "ExclusiveUser",
+        "replace",
+        "all other users",
+    ),
+    (swap("slurm.conf", "slurmdbd", "none"), "AccountingStorageType", "replace", "no QOS"),
+    (
+        swap("slurm.conf", "AccountingStorageEnforce=associations,limits,qos\n", ""),
+        "AccountingStorageEnforce",
+        "add",
+        "every user may name",
+    ),
+    (put("slurm.conf", "MinJobAge=1\nMinJobAge=2\n"), "", "", ""),
+    (put("slurm.conf", "GresTypes=gpu\n"), "GresTypes", "run", "complains"),
+    (put("slurm.conf", "junk\n"), "syntax", "replace", "not KEY=VALUE"),
+    (swap("qgpu/slurm.conf", "PrologFlags=Alloc,Contain\n", ""), "PrologFlags", "run", "older"),
+    (swap("qgpu/slurm.conf", "JobSubmitPlugins=lua\n", ""), "JobSubmitPlugins", "run", "older"),
+    (put("slurm.conf", "PrologFlags=NoHold,Alloc\n"), "PrologFlags", "run", "complains"),
+]
+
+
+@pytest.mark.parametrize(("change", "key", "action", "says"), BROKEN)
+def test_each_breakage_is_found_with_what_to_do(
+    change: Callable[[Files], None], key: str, action: str, says: str
+) -> None:
+    files = installed(config())
+    change(files)
+    found = seen(files, config())
+    stack = [d for d in seen(files, config(), "login") if d not in found]
+    texts = [f"{d.sentence} {d.todo}" for d in [*found, *stack]]
+    if not key:
+        assert texts == []
+        return
+    assert any(
+        d.key == key and d.action == action and says in f"{d.sentence} {d.todo}"
+        for d in [*found, *stack]
+    ), texts
+    assert len(found) <= 3, texts
