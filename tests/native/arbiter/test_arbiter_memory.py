@@ -15,7 +15,7 @@ from arbiter_support import CARD, Arbiter, Tenant, arbiter, grant, settings, ten
 from test_arbiter_registration import child
 
 from enforcer.fdwait import readable_within
-from enforcer.wire.link import ArbiterGone, DeathWatch, ProcessStats
+from enforcer.wire.link import ArbiterGone, ArbiterLink, DeathWatch, ProcessStats
 
 pytestmark = pytest.mark.native
 MIB = 1 << 20
@@ -320,7 +320,7 @@ def test_same_pid_registers_again_while_its_predecessor_is_charged(tmp_path: Pat
         process = child(one, 1, "offline")
         kill(process)
         ended(watch)
-        again = _with_pid(one, process.pid)
+        again = _with_pid(one, link, watch, process.pid)
         if again is None:
             pytest.skip("this system does not give the same number twice in a row")
         wait_for(lambda: tenant_stats(link, 1).procs == 2, "the newcomer is registered")
@@ -331,7 +331,9 @@ def test_same_pid_registers_again_while_its_predecessor_is_charged(tmp_path: Pat
         kill(again)
 
 
-def _with_pid(one: Arbiter, pid: int) -> subprocess.Popen[str] | None:
+def _with_pid(
+    one: Arbiter, link: ArbiterLink, watch: DeathWatch, pid: int
+) -> subprocess.Popen[str] | None:
     """child() under the wanted number, by the kernel's own knob."""
     knob = Path("/proc/sys/kernel/ns_last_pid")
     for _ in range(20):
@@ -342,5 +344,8 @@ def _with_pid(one: Arbiter, pid: int) -> subprocess.Popen[str] | None:
         process = child(one, 1, "offline")
         if process.pid == pid:
             return process
+        # another process of the machine took the number
         kill(process)
+        ended(watch)
+        link.gone(1, CARD, process.pid)
     return None

@@ -102,9 +102,9 @@ def test_channels_are_disabled_for_anybody(sim: Simulator) -> None:
         two_client = two.number("r.root()")
         device = two.number(f"r.make({two_client}, {two_client}, DEVICE, 0, device_params())")
         sub = two.number(f"r.make({two_client}, {device}, SUBDEVICE)")
-        one.ask("g.launch(20_000, s)")
+        one.ask("g.launch(500_000, s)")
         assert two.number(f"r.disable({two_client}, {sub}, True, {strangers})") == OK
-        assert one.number("time.sleep(0.05) or g.raw('cuStreamQuery', s)") == 600
+        assert one.number("time.sleep(0.6) or g.raw('cuStreamQuery', s)") == 600
         assert two.number(f"r.disable({two_client}, {sub}, False, {strangers})") == OK
         assert one.number("g.raw('cuStreamSynchronize', s)") == 0
     strange = [
@@ -120,11 +120,11 @@ def test_a_forked_child_shares_the_file(sim: Simulator) -> None:
         import sim_rm
         from sim_rm import *
         g = Cuda(); r = Rm(); s = g.stream(); group = r.of_class(GROUP)[0]
-        g.launch(20_000, s)
+        g.launch(500_000, s)
         if os.fork() == 0:
             os._exit(r.schedule(r.client, group, False))
         assert os.wait()[1] == 0
-        time.sleep(0.05)
+        time.sleep(0.6)
         assert g.raw("cuStreamQuery", s) == 600     # the child's end changed nothing
         assert r.schedule(r.client, group, True) == OK
         g.call("cuStreamSynchronize", s); print("done")
