@@ -44,12 +44,12 @@ COUNTERS: dict[str, tuple[str, float, str]] = {
     "closed_preempted_ns": (
         "qgpu_preempted_seconds",
         1e-9,
-        "Time it wanted to work while online jobs held the card.",
+        "Time it was runnable while online jobs had the card.",
     ),
     "closed_share_ns": (
         "qgpu_throttled_seconds",
         1e-9,
-        "Time it wanted to work and it was not its turn.",
+        "Time it was runnable while its gate was closed to keep shares.",
     ),
 }
 # The same of hardware preemption; only where it is used.

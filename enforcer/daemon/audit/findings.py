@@ -23,7 +23,7 @@ class Finding:
     * unregistered: a process without the shim on a card of its job
     * over: the job holds more than its cap plus slack
     * busy: the job used more GPU time than was booked
-    * unaccounted: the card holds more than its processes do
+    * unaccounted: the card holds more or less than its processes do
     """
 
     kind: str

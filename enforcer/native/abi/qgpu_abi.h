@@ -38,7 +38,7 @@
 #define QG_TASK_GRANT QG_TASK_DIR "/grant" /* struct qg_grant; its driver_path is the one below */
 #define QG_TASK_REAL  QG_TASK_DIR "/real"  /* the real libcuda.so.1 and libnvidia-ml.so.1 */
 
-/* Environment that SPANK sets in tasks of a qgpu job; the shim reads them, nothing else does. */
+/* Environment of a qgpu job's tasks. SPANK sets it; both shims and `qgpu doctor` read it. */
 #define QG_ENV_GRANT_FD "QGPU_GRANT_FD" /* number of the inherited, sealed memfd */
 /* path of JOBID.grant, for children that closed their descriptors */
 #define QG_ENV_GRANT "QGPU_GRANT"

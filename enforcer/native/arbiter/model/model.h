@@ -2,8 +2,10 @@
  *
  * The objects that the parts of the arbiter share. The main thread owns sockets and processes, and
  * creates and frees every object. One real-time thread per card samples job pages and moves gates.
- * card->lock guards a card and its tenants. It is held for microseconds and inherits priority. So
- * the main thread cannot delay a card's thread.
+ * The main thread does so too, after a message that changes a card or tenant, and so does the
+ * thread of another card of the group (card_step). card->lock guards a card and its tenants. It is
+ * held for microseconds and inherits priority. So the main thread does not delay a card's thread.
+ * Exception: a job that punches holes into its page stalls the holder (docs/adr/0019).
  */
 #ifndef QGPU_MODEL_H
 #define QGPU_MODEL_H
