@@ -1,7 +1,9 @@
 """Checks that each file named in a page, or in a comment of C or Python, exists; and each docs/
-path in any file.
+path in any file; and that each `name()` in a page is a function or macro.
 
 A name counts if a tracked path ends with it, at a slash. `{a,b}` and `*` stand for several files.
+A function counts if code of C, Python or Lua defines or calls it. So those of libc, the driver,
+Slurm and Lua need no list: what none of our code calls is not named with parentheses.
 Exit status 1 and one line per fault. Run by `make lint`.
 """
 
@@ -25,9 +27,12 @@ NAME = re.compile(
 )
 DOCS = re.compile(rf"(?<![\w./}}-])docs/(?:{PIECE})*[\w*]")
 CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", re.S)
+CALL = re.compile(r"(?<!\w)(?:\w+[.:])*([A-Za-z_]\w*)\(\)")  # not mmap(2), a page of a manual
+CALLED = re.compile(r"([A-Za-z_]\w*)\s*\(")
+LUA_COMMENT = re.compile(r"--[^\n]*")
 DECISION = re.compile(r"docs/adr/\d{4}")  # enough to find the page
 OWN_PAGES = "tests/unit/tools/"  # these tests write pages of their own
-MEASURED = "docs/measurements/"  # pages that a benchmark wrote
+MEASURED = "docs/measurements/"  # pages that name what a benchmark writes
 # Files that are not in the repository. Add one only if a reader would look for it elsewhere.
 FOREIGN = {
     # NVIDIA's headers
@@ -91,10 +96,29 @@ def expanded(name: str) -> list[str]:
     return ["".join(choice) for choice in product(*choices)]
 
 
-class Names:
-    """What the repository has."""
+def functions(name: str, text: str) -> set[str]:
+    """Functions and macros that the code of one file defines or calls. Comments and strings do not
+    count.
+    """
+    if name.endswith((".c", ".h", ".cu", ".cuh")):
+        return set(CALLED.findall(CODE.sub(" ", text)))
+    if name.endswith((".lua", ".lua.j2")):
+        return set(CALLED.findall(LUA_COMMENT.sub("", text)))
+    if not name.endswith(".py"):
+        return set()
+    found, before = set(), ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.OP and token.string == "(" and before:
+            found.add(before)
+        before = token.string if token.type == tokenize.NAME else ""
+    return found
 
-    def __init__(self, files: list[str]) -> None:
+
+class Names:
+    """What the repository has. `known`: its functions and macros."""
+
+    def __init__(self, files: list[str], known: set[str]) -> None:
+        self.known = known
         self.files = files
         made = [name.removesuffix(end) for name in files for end in TEMPLATES if name.endswith(end)]
         self.ends = {name[at:] for name in (*files, *made) for at in _starts(name)}
@@ -132,6 +156,12 @@ def faults(name: str, text: str, names: Names) -> Iterator[str]:
                     f"{name}:{first + part.count(chr(10), 0, match.start())}: {match[1]}: there "
                     f"is no such file"
                 )
+    for match in CALL.finditer(text) if name.endswith(".md") else ():
+        if match[1] not in names.known:
+            yield (
+                f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}: there is no such "
+                f"function"
+            )
     for match in () if name.startswith(OWN_PAGES) else DOCS.finditer(text):
         path = match[0].rstrip("/")
         if not all(names.has_docs(one) for one in expanded(path)):
@@ -142,15 +172,16 @@ def faults(name: str, text: str, names: Names) -> Iterator[str]:
 
 def main(root: Path = ROOT) -> int:
     """Print all faults."""
+    texts: dict[str, str] = {}
     files = tracked(root)
-    names = Names(files)
-    found: list[str] = []
     for name in files:
         try:
-            text = (root / name).read_text(encoding="utf-8")
+            texts[name] = (root / name).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        found += faults(name, text, names)
+    known = set().union(*(functions(name, text) for name, text in texts.items()))
+    names = Names(files, known)
+    found = [fault for name, text in texts.items() for fault in faults(name, text, names)]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
 

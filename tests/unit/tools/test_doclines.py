@@ -65,6 +65,7 @@ LONG = "x" * 101
         "build.mk",
         "a.sh",
         "a.lua",
+        "docs/measurements/README.md",
         "a.c",
         "a.h",
         "a.S",
@@ -77,7 +78,7 @@ def test_each_kind_of_source_is_measured(tool: ModuleType, tmp_path: Path, name:
     assert tool.main(repository(tmp_path, {name: f"# {LONG}\n"})) == 1
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.lock", "docs/measurements/a.md", "a.py"])
+@pytest.mark.parametrize("name", ["a.tsv", "a.lock", "docs/measurements/2026-11-25-a.md", "a.py"])
 def test_what_a_program_wrote_or_ruff_measures_is_free(
     tool: ModuleType, tmp_path: Path, name: str
 ) -> None:

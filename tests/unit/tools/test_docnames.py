@@ -1,4 +1,6 @@
-"""tools/docnames.py: pages and comments name files that exist."""
+"""tools/docnames.py: pages and comments name files that exist, and
+functions that exist.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +79,35 @@ def test_names_of_files_that_do_not_exist(
 ) -> None:
     assert tool.main(repository(tmp_path, name, text)) == 1
     assert capsys.readouterr().out == f"{name}:{fault}\n"
+
+
+CODE = {
+    "arb/call.c": "/* gone_c() */\n#define STEP(a) a\nint step(void) { return close(3); }\n",
+    "call.py": '"""gone_py()"""\n\n\ndef parse() -> str:\n    return str("gone_text()")\n',
+    "made.lua": "-- gone_lua()\nfunction M.shards(n) return tonumber(n) end\n",
+}
+
+
+def with_code(path: Path, page: str) -> Path:
+    """A repository with this page, and C, Python and Lua code."""
+    root = repository(path, "new.md", page)
+    for name, text in CODE.items():
+        (root / name).write_text(text)
+    subprocess.run(["git", "-C", str(root), "add", "-A"], check=True)
+    return root
+
+
+def test_functions_that_code_defines_or_calls(tool: ModuleType, tmp_path: Path) -> None:
+    page = "`step()`, STEP(), close(), mmap(2)\n```\n└─ parse() M.shards() tonumber()\n```\n"
+    assert tool.main(with_code(tmp_path, page)) == 0
+
+
+@pytest.mark.parametrize("name", ["gone", "gone_c", "gone_py", "gone_text", "gone_lua", "M.gone"])
+def test_functions_that_no_code_has(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert tool.main(with_code(tmp_path, f"\n   ├─ {name}()  does\n")) == 1
+    assert capsys.readouterr().out == f"new.md:2: {name}(): there is no such function\n"
 
 
 def test_this_repository_keeps_the_rule(
