@@ -98,7 +98,9 @@ def test_what_a_command_leaves_on_the_card_stays_booked_and_governed(start, tmp_
         until(lambda: not chain.tenants()[0].gate & abi.GATE_CLOSED)
         os.kill(processes(chain)[0], signal.SIGKILL)
         until(lambda: grants(chain) == set() and chain.tenants() == [])
-    assert chain.log().count(f"event=end job={before.job_id} reason=exit") == 1
+        ended = f"event=end job={before.job_id} reason=exit"
+        until(lambda: ended in chain.log())
+    assert chain.log().count(ended) == 1
 
 
 def test_what_comes_to_the_card_after_its_command_stands_still_and_says_why(start, tmp_path):
