@@ -44,9 +44,11 @@ def tcp_accepts(port: int) -> bool:
 
 
 def tail(path: Path, lines: int = 5) -> str:
-    """The last lines of a log, or the empty string."""
+    """The last lines of a log, with its lines that say ERROR before them; empty without a log."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
         return ""
-    return "\n".join("  " + line for line in text.splitlines()[-lines:])
+    every = text.splitlines()
+    errors = [line for line in every[:-lines] if "ERROR" in line][-lines:]
+    return "\n".join("  " + line for line in [*errors, *every[-lines:]])

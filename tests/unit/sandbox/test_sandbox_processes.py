@@ -73,3 +73,10 @@ def test_this_process_is_never_a_member(tmp_path: Path, monkeypatch: pytest.Monk
 def test_waiting_ends_with_a_sentence() -> None:
     with pytest.raises(SandboxError, match=r"the end of the world did not happen within 0\.05 s"):
         wait.until(lambda: False, 0.05, "the end of the world")
+
+
+def test_errors_of_a_log_are_shown_before_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert wait.tail(log) == ""
+    log.write_text("begins\n[ERROR] no room\n" + "a word of advice\n" * 5)
+    assert wait.tail(log).splitlines() == ["  [ERROR] no room", *["  a word of advice"] * 5]
