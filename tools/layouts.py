@@ -1,7 +1,8 @@
 """Writes the Python modules that mirror our C headers: constants, and structures as ctypes classes.
 
-    layouts.py            writes each module of MIRRORS layouts.py --check    writes nothing; one
-    sentence and exit status 1 for each module that differs from its header
+    layouts.py            writes each module of MIRRORS
+    layouts.py --check    writes nothing; one sentence and exit status 1 for each module that
+                          differs from its header
 
 Run by `make layouts` and `make lint`. The product needs neither header nor compiler: the modules
 are committed.

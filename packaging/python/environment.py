@@ -1,10 +1,12 @@
 """The private Python environment of an installation: pinned wheels and qgpu's own packages, nothing
 of the system.
 
-    environment.py site WHEELS SOURCE SITE          unpack the wheels and copy our packages into the
-    directory SITE environment.py install SITE TARGET PYTHON PYTHON_VERSION... [KEY=DIRECTORY...]
-    TARGET becomes a virtual environment around a copy of SITE environment.py headers WHEELS TARGET
-    the C headers of NVIDIA's wheels
+    environment.py site WHEELS SOURCE SITE
+        unpack the wheels and copy our packages into the directory SITE
+    environment.py install SITE TARGET PYTHON PYTHON_VERSION... [KEY=DIRECTORY...]
+        TARGET becomes a virtual environment around a copy of SITE
+    environment.py headers WHEELS TARGET
+        the C headers of NVIDIA's wheels
 
 A virtual environment is three things, so `venv` itself is not needed: `pyvenv.cfg`, `bin/python3`
 and a directory of packages. The last is one directory for all Pythons: compiled modules carry the

@@ -1,8 +1,9 @@
 """Writes requirements.lock anew: the newest wheels that pyproject.toml allows, for every Python of
 the packages.
 
-usage: lock.py OUT PYTHON_VERSION... -- REQUIREMENT...    Run by `make lock`, from time to time and
-before a release.
+usage: lock.py OUT PYTHON_VERSION... -- REQUIREMENT...
+
+Run by `make lock`, from time to time and before a release.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The same small computation in JAX or CuPy, with a checksum of every bit. usage: arrays.py
-jax|cupy
+"""The same small computation in JAX or CuPy, with a checksum of every bit.
+
+usage: arrays.py jax|cupy
 """
 
 from __future__ import annotations

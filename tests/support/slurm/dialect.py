@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class Dialect:
     """One version.
 
-    field       name of the tag's field in `scontrol show job` option      option of sbatch that
-    sets the same field prefix      before each gres in TresPerNode user_told   whether `scontrol
-    update` prints the sentence of a refusal (22.05: only slurmctld's log has it) may_change
-    whether a waiting job may change between classes lone_whole  whether a job gets one whole card
-    per node at most, as its hundred shards over_job    what srun says of a step that asks for more
-    than its job has
+    field       name of the tag's field in `scontrol show job`
+    option      option of sbatch that sets the same field
+    prefix      before each gres in TresPerNode
+    user_told   whether `scontrol update` prints the sentence of a refusal (22.05: only
+                slurmctld's log has it)
+    may_change  whether a waiting job may change between classes
+    lone_whole  whether a job gets one whole card per node at most, as its hundred shards
+    over_job    what srun says of a step that asks for more than its job has
     """
 
     version: str
