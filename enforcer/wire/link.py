@@ -45,10 +45,9 @@ class ArbiterGone(ConnectionError):
 
 
 _REFUSALS = {
-    errno.EINVAL: "a value is out of range",
+    errno.EINVAL: "a value is out of range, or unknown to this version of it",
     errno.ENODEV: "the card is not known yet; send its settings first",
     errno.ENOSPC: "there is no room for more",
-    errno.ENOTSUP: "this version of it does not know fixed-share; use burst-share or best-effort",
     errno.EEXIST: "the job is known with another user",
     errno.EBUSY: "control calls of the driver hang there",
     errno.EPROTO: "it speaks another version of the protocol",

@@ -45,6 +45,8 @@
 
 enum qg_class { QG_CLASS_ONLINE = 1, QG_CLASS_OFFLINE = 2 };
 enum qg_policy { QG_POLICY_BEST_EFFORT = 1, QG_POLICY_FIXED_SHARE = 2, QG_POLICY_BURST_SHARE = 3 };
+#define QG_POLICY_FIRST QG_POLICY_BEST_EFFORT
+#define QG_POLICY_LAST  QG_POLICY_BURST_SHARE
 enum qg_injection {
     QG_INJECT_PRELOAD = 0, /* LD_PRELOAD in the task's environment */
     /* the shim is mounted over the driver's files, in a mount namespace of the task */
@@ -121,8 +123,7 @@ struct qg_gate_page { /* written by the arbiter, read-only for the job */
     /* bytes of the job on this card that no living slot reports: contexts and modules as NVML
      * counts them, and memory of dead processes that is still on the card */
     uint64_t mem_extra;
-    /* CLOCK_MONOTONIC; after it no launch passes until the arbiter has decided again; 0: no such
-     * time */
+    /* CLOCK_MONOTONIC; after it no launch passes until the arbiter has decided again; 0: none */
     uint64_t until_ns;
     uint8_t pad0[8];
     uint32_t flags; /* offset 64: the gate word */
@@ -341,8 +342,7 @@ struct qg_ctl_tenant { /* the measured state of one tenant */
     uint64_t mem_extra; /* as in the gate page */
     /* part of closed_preempted_ns: for the sake of another card of the job */
     uint64_t closed_suspended_ns;
-    /* online: at work, or its last work is less than idle_release ago, so that offline is locked
-     * out */
+    /* online: at work or within idle_release after it, so that offline is locked out */
     uint64_t held_ns;
     /* closings for online: bucket k counts those below 2^k us, the last one all others */
     uint32_t close_hist[QG_CLOSE_BUCKETS];

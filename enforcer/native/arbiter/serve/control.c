@@ -21,7 +21,7 @@
 
 static bool policy_known(uint32_t p)
 {
-    return p >= QG_POLICY_BEST_EFFORT && p <= QG_POLICY_BURST_SHARE;
+    return p >= QG_POLICY_FIRST && p <= QG_POLICY_LAST;
 }
 
 /* Bounds of the settings: those that gres/config/schema.py has for the same keys of qgpu.yaml. */
