@@ -137,7 +137,7 @@ def test_a_socket_that_the_user_hid(place: Path, listens: s.FakeArbiter, how: st
     assert not probe.answered(3), "ten seconds after cuInit are over as well"
     probe.process.kill()
     error = probe.process.communicate()[1]
-    assert "this process waits for its turn on the card" in error and why in error
+    assert "this process waits for the card" in error and why in error
     assert listens.card.asked == []
 
 

@@ -313,7 +313,7 @@ def test_process_beyond_the_limit_is_informed_and_waits_for_a_slot(rig: Rig) -> 
     assert line(late) == "launched", "it got the place of one that ended"
     error = kill(late)
     assert "did not register process" in error and "too many processes on this card" in error
-    assert "waits for its turn" in error
+    assert "waits for the card" in error
     on(crowd)
     kill(crowd)
     kill(other)

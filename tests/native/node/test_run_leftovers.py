@@ -113,7 +113,7 @@ def test_what_comes_to_the_card_after_its_command_stands_still_and_says_why(star
         over(command)
         until(lambda: grants(chain) == set())
         (tmp_path / "go").write_text("go\n")
-        until(lambda: "waits for its turn" in (tmp_path / "err").read_text(), 20)
+        until(lambda: "waits for the card" in (tmp_path / "err").read_text(), 20)
         assert "has no grant on card" in (tmp_path / "err").read_text()
         with pytest.raises(AssertionError):  # five kernels of 0.2 ms would be over long since
             until(lambda: (tmp_path / "out").read_text() != "", 2)

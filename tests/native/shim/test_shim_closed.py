@@ -31,7 +31,7 @@ def test_who_is_refused_waits_at_a_closed_gate(
         arbiter.status = 0
         assert int(probe.answer()) == 0
         error = probe.finish()
-    assert error.count("this process waits for its turn on the card") == 1
+    assert error.count("this process waits for the card") == 1
     assert "Start it with srun or sbatch inside its job" in error
 
 

@@ -148,7 +148,7 @@ def test_without_an_arbiter_a_new_program_waits_and_memory_stays_shut(rig: Rig) 
     assert out.split() == ["True"]
     first, second = sorted(err.splitlines())
     assert "no device memory: the arbiter of this node did not register process" in first
-    assert "is not running" in first and "this process waits for its turn on the card" in second
+    assert "is not running" in first and "this process waits for the card" in second
 
 
 def test_after_a_fault_allocations_say_what_the_driver_says(rig: Rig) -> None:

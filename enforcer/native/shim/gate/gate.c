@@ -33,9 +33,10 @@
  * a busy node delays a heartbeat by less. */
 #define HUNG_FACTOR 3u
 
-static bool is_open(const struct qg_card *card)
+/* The arbiter is gone, so nothing waits at this card's gate. */
+static bool gate_ignored(const struct qg_card *card)
 {
-    return __atomic_load_n(&card->compute_open, __ATOMIC_RELAXED);
+    return __atomic_load_n(&card->gate_ignored, __ATOMIC_RELAXED);
 }
 
 static bool same_doorbell(const struct qg_pages *pages)
@@ -98,7 +99,7 @@ static bool lease_ran_out(const struct qg_pages *pages)
 
 bool qg_gate_arbiter_back(struct qg_card *card)
 {
-    struct qg_pages *pages = is_open(card) ? qg_pages_of(card) : NULL;
+    struct qg_pages *pages = gate_ignored(card) ? qg_pages_of(card) : NULL;
     return pages &&
            heartbeat_age_ns(pages) <
                (uint64_t)__atomic_load_n(&pages->gate->lease_ms, __ATOMIC_RELAXED) * 500000u;
@@ -106,15 +107,14 @@ bool qg_gate_arbiter_back(struct qg_card *card)
 
 /* Only this card's gate is ignored from now on: the arbiter thread of another card may still work.
  */
-static void open_for_good(struct qg_card *card)
+static void ignore_gate(struct qg_card *card)
 {
     static bool said;
-    __atomic_store_n(&card->compute_open, true, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&card->gate_ignored, true, __ATOMIC_SEQ_CST);
     if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         qg_message(
             "the arbiter of this node does not answer; this program goes on without waiting for "
-            "its turn on the "
-            "card. Its memory limit stays. Please tell your administrator.");
+            "the card. Its memory limit stays. Please tell your administrator.");
 }
 
 /* True: the arbiter that registered this process is gone. An arbiter that refuses the process is
@@ -127,7 +127,7 @@ static bool given_up(struct qg_card *card, const struct qg_pages *pages)
     }
     if (!lease_ran_out(pages))
         return false;
-    open_for_good(card);
+    ignore_gate(card);
     return true;
 }
 
@@ -148,19 +148,30 @@ static void fence_earlier_work(struct qg_stream *stream, struct qg_pages *pages)
     qg_depth--;
 }
 
+/* What a thread remembers of its wait at a closed gate. */
+struct gate_wait {
+    uint64_t start;           /* ns: when the wait began */
+    struct qg_pages *entered; /* the pages at that time */
+    uint64_t changes;         /* of their gate at that time; it opens with the next change */
+    struct qg_pages *rung;    /* pages for which it rang, or need not ring; NULL: none yet */
+    bool by_share;            /* the gate was closed only for quanta of others until now */
+    bool drains;              /* earlier work is on the card; this thread rings at its end */
+    bool reported;            /* it did so: at most once in a wait */
+};
+
 /* The next tenant's quantum begins when the earlier work of this process has ended. The arbiter
  * polls for that end at intervals. A waiting thread knows better when to poll, and rings at the
  * end. Returns the longest sleep in ns. */
-static uint64_t poll_drain(struct qg_card *card, struct qg_pages *pages, uint64_t start,
-                           bool *drains, bool *reported)
+static uint64_t poll_drain(struct qg_card *card, struct qg_pages *pages, struct gate_wait *wait)
 {
-    uint64_t sleep_ns =
-        *reported || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card, pages);
-    if (*drains && !sleep_ns && !*reported) {
-        *reported = true;
+    uint64_t sleep_ns = wait->reported || qg_now_ns() - wait->start > DRAIN_NS
+                            ? 0
+                            : qg_window_drain_ns(card, pages);
+    if (wait->drains && !sleep_ns && !wait->reported) {
+        wait->reported = true;
         ring(card, pages);
     }
-    *drains = sleep_ns;
+    wait->drains = sleep_ns;
     return sleep_ns ? sleep_ns : LONGEST_SLEEP_NS;
 }
 
@@ -186,48 +197,48 @@ static bool expected(const struct qg_pages *pages, bool queued, uint64_t drain_n
  * signal handler may jump out. */
 static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
-    uint64_t start = qg_now_ns();
-    bool drains = false, reported = false;
-    struct qg_pages *entered = pages, *rung = NULL;
-    struct qg_proc *first = pages->proc;
-    uint64_t changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
-    bool by_share = true;
-    __atomic_fetch_add(&first->gate_waits, 1, __ATOMIC_RELAXED);
+    struct gate_wait wait = {
+        .start = qg_now_ns(),
+        .entered = pages,
+        .changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED),
+        .by_share = true,
+    };
+    __atomic_fetch_add(&pages->proc->gate_waits, 1, __ATOMIC_RELAXED);
     for (;;) {
         pages = qg_pages_of(card); /* registered again: wait in the new slot */
         bool queued = qg_waiter_raise(pages->proc);
-        if (pages != rung) {
+        if (pages != wait.rung) {
             /* before the ring, so that the arbiter's sample shows it */
             uint64_t drain_ns = qg_window_drain_ns(card, pages);
-            drains = expected(pages, queued, drain_ns);
-            if (!drains)
+            wait.drains = expected(pages, queued, drain_ns);
+            if (!wait.drains)
                 ring_once(card, pages);
         }
-        rung = pages;
+        wait.rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if (!(flags & QG_GATE_CLOSED)) {
             report_quantum_start(pages);
             break;
         }
-        if (is_open(card) || given_up(card, pages))
+        if (gate_ignored(card) || given_up(card, pages))
             break;
-        by_share = by_share && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
-        uint64_t limit = poll_drain(card, pages, start, &drains, &reported);
-        int slack = drains ? qg_timer_slack_off() : 0;
+        wait.by_share = wait.by_share && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
+        uint64_t limit = poll_drain(card, pages, &wait);
+        int slack = wait.drains ? qg_timer_slack_off() : 0;
         futex_wait(&pages->gate->flags, flags, limit);
         qg_timer_slack_restore(slack);
     }
-    __atomic_fetch_add(&pages->proc->gate_wait_ns, qg_now_ns() - start, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&pages->proc->gate_wait_ns, qg_now_ns() - wait.start, __ATOMIC_RELAXED);
     qg_waiter_lower();
-    if (by_share && pages == entered &&
-        __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED) == changes + 1)
-        qg_window_after_quantum(pages, changes - 1, changes + 1);
+    if (wait.by_share && pages == wait.entered &&
+        __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED) == wait.changes + 1)
+        qg_window_after_quantum(pages, wait.changes - 1, wait.changes + 1);
 }
 
 void qg_gate_wait(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
-    if (pages && !is_open(card))
+    if (pages && !gate_ignored(card))
         wait_closed(card, pages);
 }
 
@@ -238,7 +249,7 @@ bool qg_gate_waited(struct qg_stream *stream)
         qg_link_wait(stream->card);
         return true;
     }
-    if (is_open(stream->card) ||
+    if (gate_ignored(stream->card) ||
         !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_CLOSED))
         return false;
     fence_earlier_work(stream, pages);
@@ -251,7 +262,7 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
     struct qg_card *card = stream->card;
     for (;;) {
         struct qg_pages *pages = qg_pages_of(card);
-        if (is_open(card))
+        if (gate_ignored(card))
             break;
         if (!pages) {
             qg_link_wait(card);
@@ -260,7 +271,7 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
         }
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if ((flags & QG_GATE_NOTIFY) && (flags & QG_GATE_HOLD))
-            qg_window_pause_ends(card, pages);
+            qg_window_hold_begin(card, pages);
         if (flags & QG_GATE_NOTIFY)
             ring_once(card, pages);
         if (flags & QG_GATE_CLOSED) {
@@ -287,7 +298,7 @@ void qg_leave_slow(struct qg_seen *seen, struct qg_stream *stream)
         seen->stride = !quick                      ? 0
                        : seen->stride < MAX_STRIDE ? (uint16_t)(seen->stride * 2 + 1)
                                                    : MAX_STRIDE;
-        seen->skip = seen->granted = seen->stride;
+        seen->skip = seen->skip_set = seen->stride;
         seen->polled = (uint32_t)(now >> 10);
     }
     if (now - __atomic_load_n(&stream->fenced_tick, __ATOMIC_RELAXED) < qg_ticks_per_ms)

@@ -98,9 +98,9 @@ static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void 
             goto open;
     }
     /* qg_fast() took this one off as well */
-    uint32_t passed = seen->granted - seen->skip - counted;
+    uint32_t passed = seen->skip_set - seen->skip - counted;
     struct qg_work work = {function, bytes, function ? 1 + passed : 1};
-    seen->granted = (uint16_t)seen->skip;
+    seen->skip_set = (uint16_t)seen->skip;
     qg_gate_attention(stream, &work);
 open:
     if (QG_UNLIKELY(!__atomic_load_n(&stream->unfenced, __ATOMIC_RELAXED))) {
@@ -123,7 +123,7 @@ static inline void qg_leave(struct qg_stream *stream, CUresult result)
     struct qg_seen *seen = qg_seen_of(stream->key);
     bool same = seen->stream == stream;
     if (same && seen->skip)
-        seen->granted = (uint16_t)--seen->skip;
+        seen->skip_set = (uint16_t)--seen->skip;
     else
         qg_leave_slow(seen, stream);
     if (same && QG_UNLIKELY(window))

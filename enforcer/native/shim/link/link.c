@@ -126,8 +126,8 @@ void qg_link_report_refusal(struct qg_card *card)
     if (__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
         return;
     qg_message(
-        "this process waits for its turn on the card, because the arbiter of this node did not "
-        "register it at %s/%s: %s. %s",
+        "this process waits for the card, because the arbiter of this node did not register it at "
+        "%s/%s: %s. %s",
         qg_info.grant.run_dir, QG_SOCK_REGISTER, why ? why : unanswered(),
         advice(why ? qg_link.refused[card - qg_cards] : 0));
 }

@@ -76,7 +76,7 @@ struct qg_card {
 
     /* atomic: the arbiter is gone and the lease ran out; the gate is ignored until one registers
      * us */
-    bool compute_open;
+    bool gate_ignored;
 };
 
 extern struct qg_grant_info qg_info;

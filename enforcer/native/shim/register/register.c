@@ -80,7 +80,7 @@ static void adopt(struct qg_card *card, struct qg_pages *pages)
     keep_number(pages, old);
     qg_memory_adopt(card, pages);
     qg_streams_adopt(card, old);
-    __atomic_store_n(&card->compute_open, false, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&card->gate_ignored, false, __ATOMIC_SEQ_CST);
     qg_gate_adopted(card);
     qg_link_changed();
 }
@@ -95,7 +95,7 @@ static void note_refusal(struct qg_card *card, int status, const char *why)
     if (qg_link.refused[card - qg_cards] == status || (pages && !qg_pages_shut(pages)))
         return; /* no memory for that now: again with the next answer */
     __atomic_store_n(&qg_link.refused[card - qg_cards], status, __ATOMIC_RELEASE);
-    __atomic_store_n(&card->compute_open, false, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&card->gate_ignored, false, __ATOMIC_SEQ_CST);
     qg_link_changed(); /* threads that wait for memory have their answer */
 }
 

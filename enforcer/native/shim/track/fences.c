@@ -153,7 +153,7 @@ struct pending_fence {
 
 /* Under stream->lock: the open work ends with this fence. Work submitted while it was written stays
  * open. */
-static void push_ring(struct qg_stream *stream, const struct pending_fence *fence)
+static void push_pending(struct qg_stream *stream, const struct pending_fence *fence)
 {
     if (!fence->open_ns)
         return;
@@ -246,18 +246,18 @@ static void prepare(struct qg_stream *stream, struct pending_fence *fence)
 static void publish(struct qg_stream *stream, const struct pending_fence *fence, CUresult result)
 {
     pthread_mutex_lock(&stream->lock);
-    struct qg_fence *marker = &fence->page->fences[stream->fence_slot];
+    struct qg_fence *slot = &fence->page->fences[stream->fence_slot];
     bool lost = qg_is_lost(result);
     if (lost)
         qg_nothing_open(stream);
     /* it or its context ended meanwhile: nothing will write the word any more */
     if (stream->dead || lost) {
-        __atomic_store_n(&marker->submitted, fence->value, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&marker->done, fence->value, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->submitted, fence->value, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->done, fence->value, __ATOMIC_SEQ_CST);
     } else if (result == CUDA_SUCCESS) {
-        __atomic_store_n(&marker->submitted, fence->value, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->submitted, fence->value, __ATOMIC_SEQ_CST);
         __atomic_store_n(&stream->fenced_tick, qg_tick(), __ATOMIC_RELAXED);
-        push_ring(stream, fence);
+        push_pending(stream, fence);
     } else { /* withdraw it, or the stream would look busy for ever */
         stream->value = fence->value - 1;
         qg_set_unfenced(stream);
@@ -276,9 +276,9 @@ static void insert_once(struct qg_stream *stream)
         return;
     prepare(stream, &fence);
     /* The fence slot stays this stream's while a call goes into it. */
-    struct qg_fence *marker =
+    struct qg_fence *slot =
         &fence.page->fences[__atomic_load_n(&stream->fence_slot, __ATOMIC_RELAXED)];
-    CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)fence.page);
+    CUdeviceptr word = device + (CUdeviceptr)((char *)&slot->done - (char *)fence.page);
     CUresult result = write_word(stream, word, fence.value);
     /* not supported here, or the context is in error */
     if (result != CUDA_SUCCESS && !qg_is_lost(result))

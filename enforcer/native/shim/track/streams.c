@@ -249,7 +249,7 @@ static void cache_stream(struct qg_stream *stream, uint64_t key, CUcontext conte
                              .context = context};
     seen->stride = stride;
     seen->skip = skip;
-    seen->granted = (uint16_t)skip;
+    seen->skip_set = (uint16_t)skip;
     seen->attention = QG_GATE_ATTENTION;
     if (!pages || !pages->lanes || __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE))
         return;

@@ -29,7 +29,7 @@ struct qg_context {
     /* the context that owns its memory: qg_context_owner() when the record was made */
     CUcontext owner;
     struct qg_card *card;     /* NULL: a card that was not granted */
-    pthread_mutex_t lock;     /* of the next four */
+    pthread_mutex_t lock;     /* of attached, device_page, refused and ends */
     struct qg_proc *attached; /* page that is registered with CUDA here; NULL: none */
     CUdeviceptr device_page;  /* the same page, as the GPU sees it */
     bool refused;             /* the driver cannot do it: estimates only */
@@ -75,7 +75,8 @@ struct qg_stream {
     const void *open_function; /* as in qg_ring_item */
     struct qg_ring_item ring[QG_RING];
     uint32_t ring_first, ring_count;
-    struct qg_stream *next;          /* under the table's lock, like the next two */
+    /* Under the table's lock: next, slotless_next and slotless. */
+    struct qg_stream *next;
     struct qg_stream *slotless_next; /* has work but no fence slot */
     bool slotless;
 };
@@ -109,7 +110,7 @@ struct qg_seen {
     struct qg_stream *stream;
     CUcontext context; /* of key 0 and 2, else NULL */
     uint32_t skip;     /* launches until the clock is read again */
-    uint16_t granted;  /* value of skip when it was set; the difference has passed since */
+    uint16_t skip_set; /* value of skip when it was set; the difference has passed since */
     uint16_t stride;
     uint32_t polled;    /* tick of the last reading of the clock, in units of 1024 */
     uint32_t attention; /* bits of the gate word that a launch must not pass */

@@ -217,7 +217,7 @@ void qg_window_skip_polls(struct qg_seen *seen)
     uint32_t unpolled = qg_thread.unpolled;
     seen->attention = QG_GATE_STOPS | (unpolled ? 0 : QG_GATE_WINDOW);
     if (unpolled)
-        seen->skip = seen->granted =
+        seen->skip = seen->skip_set =
             (uint16_t)(unpolled - (unpolled > 1 ? (qg_tick() >> 6) % (unpolled / 2) : 0));
 }
 
@@ -418,7 +418,7 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
     return true;
 }
 
-void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages)
+void qg_window_hold_begin(struct qg_card *card, const struct qg_pages *pages)
 {
     uint64_t changed = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED);
     struct hold *hold = &holds[card - qg_cards];

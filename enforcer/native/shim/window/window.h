@@ -22,8 +22,9 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
 /* This thread waited for room, and qg_proc.queued may still count it. */
 extern __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
 
-/* Before the ring of a launch that finds QG_GATE_HOLD: the first one after a pause. */
-void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages);
+/* Starts the budget of work let through beside offline. Before the ring of a launch that finds
+ * QG_GATE_HOLD: the first one after a pause. */
+void qg_window_hold_begin(struct qg_card *card, const struct qg_pages *pages);
 
 /* The gate was closed and opened again for a quantum of other tenants. They had the card only after
  * our work had ended. */
