@@ -19,7 +19,7 @@ FINE_NS = 100_000
 FINE_PARTS = 8
 UNSAMPLED_NS = 100_000_000
 NOTIFY_NS = 2_000_000
-PASS_ON_NS = 1_000_000
+COMPETES_NS = 1_000_000
 PAUSE_NS = 400_000
 LATE_PAUSE_NS = 500_000
 PAUSE_POLL_NS = 300_000
@@ -75,7 +75,7 @@ class QpTenant(ctypes.Structure):
         ("runnable", c_uint32),
         ("undrained", c_uint32),
         ("granted", c_uint32),
-        ("free", c_uint32),
+        ("ungoverned", c_uint32),
         ("suspended", c_uint32),
         ("hung", c_uint32),
         ("at_gate", c_uint32),

@@ -258,7 +258,7 @@ def test_what_is_in_flight_is_always_bounded() -> None:
     card.want(0)
     card.at(0)
     assert card[0].gate & abi.GATE_WINDOW and 0 in card.open()
-    card[0].free = 1
+    card[0].ungoverned = 1
     card.at(0)
     assert not card[0].gate & abi.GATE_WINDOW and 0 in card.open()
 

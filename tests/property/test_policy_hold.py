@@ -103,7 +103,7 @@ def test_only_governed_online_tenants_beside_offline_ones_are_held() -> None:
     alone.at(NOTIFY_NS)
     assert alone[0].gate & abi.GATE_NOTIFY and not held(alone)
     free = Card((ONLINE, 50), (OFFLINE, 50))
-    free[0].free = 1
+    free[0].ungoverned = 1
     free.want(1)
     free[1].undrained = 1
     free.at(0)

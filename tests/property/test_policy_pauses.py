@@ -10,6 +10,7 @@ from test_policy_quanta import deep_queue
 
 from enforcer.wire import abi
 from simulator.policy_layout import (
+    COMPETES_NS,
     DRAIN_POLL_NS,
     DRAIN_TIMEOUT_MIN_NS,
     DRAIN_TIMEOUT_NS,
@@ -18,7 +19,6 @@ from simulator.policy_layout import (
     LATE_THREAD,
     LATE_THREAD_NS,
     MS,
-    PASS_ON_NS,
     PAUSE_NS,
     PAUSE_POLL_NS,
     REAL_PAUSES,
@@ -249,7 +249,7 @@ def test_quanta_are_passed_on_later_after_a_drain_timeout() -> None:
     card, first, other = two()
     card.raw.cls[1].last_timeout_ns = card.now
     card.use(first)
-    assert PASS_ON_NS <= rest_of_the_quantum(card, other, card.now) <= PASS_ON_NS + DRAIN_POLL_NS
+    assert COMPETES_NS <= rest_of_the_quantum(card, other, card.now) <= COMPETES_NS + DRAIN_POLL_NS
     card, first, other = two()
     card.raw.cls[1].last_timeout_ns = card.now - TIMEOUT_MEMORY_NS
     card.use(first)

@@ -182,7 +182,7 @@ def test_short_drains_among_long_ones_are_not_slept_through(longest: list[int]) 
 
 def test_free_tenants_take_no_part() -> None:
     card = Card((ONLINE, 50), (OFFLINE, 50), (OFFLINE, 50))
-    card[2].free = 1
+    card[2].ungoverned = 1
     card.want(0, 1, 2)
     card.at(0)
     assert card.open() == [0, 2] and card[1].gate & abi.GATE_WHY_PREEMPTED
@@ -192,7 +192,7 @@ def test_free_tenants_take_no_part() -> None:
 
 def test_a_free_online_tenant_still_preempts() -> None:
     card = Card((ONLINE, 50), (OFFLINE, 50))
-    card[0].free = 1
+    card[0].ungoverned = 1
     card.want(1)
     card.at(0)
     assert 1 in card.open()

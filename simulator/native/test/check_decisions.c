@@ -47,7 +47,7 @@ static struct count count(const struct qp_card *c, uint32_t job_class)
         if (!t->live || t->job_class != job_class)
             continue;
         n.members++;
-        if (t->free)
+        if (t->ungoverned)
             continue;
         n.governed++;
         n.runnable += t->runnable != 0;

@@ -410,7 +410,7 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
     t->job_class = a->job_class;
     t->share = a->share;
     t->procs = a->procs;
-    t->free = a->free;
+    t->ungoverned = a->ungoverned;
     bool flying = on_card(a->state), standing = a->state == ST_STANDING || a->state == ST_WAKING;
     if (flying)
         a->doubt_ns = a->doubt_until_ns = 0;

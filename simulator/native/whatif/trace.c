@@ -46,14 +46,18 @@ static bool number32(FILE *in, uint64_t low, uint64_t high, uint32_t *out)
 #define HOUR (3600000 * QP_MS)
 #define LONG (1000 * HOUR)
 
+static bool policy(FILE *in, uint32_t *out)
+{
+    return number32(in, QG_POLICY_FIRST, QG_POLICY_LAST, out);
+}
+
 static bool read_card(FILE *in, struct machine *m)
 {
-    return word(in, "card") && number32(in, 1, 3, &m->policy[0]) &&
-           number32(in, 1, 3, &m->policy[1]) && number(in, 0, HOUR, &m->idle_release_ns) &&
-           number(in, 1000, HOUR, &m->slice_ns) && number(in, 0, HOUR, &m->window_ns) &&
-           number(in, 0, HOUR, &m->switch_ns) && number(in, 1000, HOUR, &m->timeslice_ns) &&
-           number(in, 0, HOUR, &m->arbiter_ns) && number(in, 0, HOUR, &m->tenant_ns) &&
-           number(in, 1, 1000000, &m->queue_depth);
+    return word(in, "card") && policy(in, &m->policy[0]) && policy(in, &m->policy[1]) &&
+           number(in, 0, HOUR, &m->idle_release_ns) && number(in, 1000, HOUR, &m->slice_ns) &&
+           number(in, 0, HOUR, &m->window_ns) && number(in, 0, HOUR, &m->switch_ns) &&
+           number(in, 1000, HOUR, &m->timeslice_ns) && number(in, 0, HOUR, &m->arbiter_ns) &&
+           number(in, 0, HOUR, &m->tenant_ns) && number(in, 1, 1000000, &m->queue_depth);
 }
 
 static bool read_tenant(const struct world *w, FILE *in, struct actor *a)
@@ -65,7 +69,7 @@ static bool read_tenant(const struct world *w, FILE *in, struct actor *a)
         !number(in, 0, LONG, &a->stop_ns) || !number32(in, 0, 2, &load) ||
         !number(in, load ? 1 : 0, LONG, &a->period_ns) ||
         !number32(in, 1, 100000000, &a->per_request) || !number(in, 0, HOUR, &a->gap_ns) ||
-        !number32(in, 0, 1, &a->free) || !number32(in, 0, 2, &lie) ||
+        !number32(in, 0, 1, &a->ungoverned) || !number32(in, 0, 2, &lie) ||
         !number32(in, 1, SM_MAX_KERNELS, &a->nkernels))
         return false;
     a->load = (enum load)load;

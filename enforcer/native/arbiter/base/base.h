@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define AR_MAX_CARDS 64u /* of one node; struct job has one bit for each in a 64-bit word */
+#define AR_MAX_CARDS 64u /* of one node; struct gang has one bit for each in a 64-bit word */
 
 struct card;
 struct proc;

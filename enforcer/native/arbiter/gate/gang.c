@@ -12,52 +12,52 @@
 #include "model/model.h"
 #include "policy/policy.h"
 
-static struct job *jobs; /* main thread only */
+static struct gang *gangs; /* main thread only */
 
-struct job *job_get(uint64_t job_id)
+struct gang *gang_get(uint64_t job_id)
 {
-    struct job *j = jobs;
-    while (j && j->id != job_id)
-        j = j->next;
-    if (!j) {
-        if (!(j = calloc(1, sizeof(*j))))
+    struct gang *g = gangs;
+    while (g && g->id != job_id)
+        g = g->next;
+    if (!g) {
+        if (!(g = calloc(1, sizeof(*g))))
             return NULL;
-        j->id = job_id;
-        j->next = jobs;
-        jobs = j;
+        g->id = job_id;
+        g->next = gangs;
+        gangs = g;
     }
-    j->tenants++;
-    return j;
+    g->tenants++;
+    return g;
 }
 
-static void kick_others(const struct arbiter *a, const struct job *j, const struct card *card)
+static void kick_others(const struct arbiter *a, const struct gang *g, const struct card *card)
 {
-    uint64_t cards = __atomic_load_n(&j->cards, __ATOMIC_SEQ_CST) & ~job_bit(card);
+    uint64_t cards = __atomic_load_n(&g->cards, __ATOMIC_SEQ_CST) & ~job_bit(card);
     for (uint32_t i = 0; cards; i++, cards >>= 1) {
         if (cards & 1)
             card_kick(__atomic_load_n(&a->cards[i], __ATOMIC_ACQUIRE));
     }
 }
 
-void job_put(struct arbiter *a, struct tenant *t)
+void gang_put(struct arbiter *a, struct tenant *t)
 {
-    struct job *j = t->gang;
-    if (!j)
+    struct gang *g = t->gang;
+    if (!g)
         return;
     if (t->card) {
-        __atomic_fetch_and(&j->cards, ~job_bit(t->card), __ATOMIC_SEQ_CST);
-        uint64_t before = __atomic_fetch_and(&j->preempted, ~job_bit(t->card), __ATOMIC_SEQ_CST);
+        __atomic_fetch_and(&g->cards, ~job_bit(t->card), __ATOMIC_SEQ_CST);
+        uint64_t before = __atomic_fetch_and(&g->preempted, ~job_bit(t->card), __ATOMIC_SEQ_CST);
         if (before & job_bit(t->card))
-            kick_others(a, j, t->card);
+            kick_others(a, g, t->card);
     }
     t->gang = NULL;
-    if (--j->tenants)
+    if (--g->tenants)
         return;
-    struct job **at = &jobs;
-    while (*at != j)
+    struct gang **at = &gangs;
+    while (*at != g)
         at = &(*at)->next;
-    *at = j->next;
-    free(j);
+    *at = g->next;
+    free(g);
 }
 
 void gang_enter(struct tenant *t)
@@ -76,15 +76,15 @@ void gang_report(struct card *card)
         if (!t || t->id.job_class != QG_CLASS_OFFLINE)
             continue;
         const struct qp_tenant *q = &card->policy.tenant[i];
-        bool now = preempting && q->live && !q->free;
-        struct job *j = t->gang;
-        uint64_t before = __atomic_load_n(&j->preempted, __ATOMIC_RELAXED);
+        bool now = preempting && q->live && !q->ungoverned;
+        struct gang *g = t->gang;
+        uint64_t before = __atomic_load_n(&g->preempted, __ATOMIC_RELAXED);
         if (now == !!(before & job_bit(card)))
             continue;
         if (now)
-            __atomic_fetch_or(&j->preempted, job_bit(card), __ATOMIC_SEQ_CST);
+            __atomic_fetch_or(&g->preempted, job_bit(card), __ATOMIC_SEQ_CST);
         else
-            __atomic_fetch_and(&j->preempted, ~job_bit(card), __ATOMIC_SEQ_CST);
-        kick_others(card->arbiter, j, card);
+            __atomic_fetch_and(&g->preempted, ~job_bit(card), __ATOMIC_SEQ_CST);
+        kick_others(card->arbiter, g, card);
     }
 }

@@ -25,8 +25,8 @@ void gates_heartbeat(struct card *card, uint64_t now);
 void gates_settings(struct tenant *t, uint64_t now);
 
 /* gang.c: jobs across cards. The first two: main thread; the others: with the card's lock */
-struct job *job_get(uint64_t job_id);
-void job_put(struct arbiter *a, struct tenant *t);
+struct gang *gang_get(uint64_t job_id);
+void gang_put(struct arbiter *a, struct tenant *t);
 void gang_enter(struct tenant *t);   /* its card counts for the job from now on */
 void gang_report(struct card *card); /* right after a decision */
 

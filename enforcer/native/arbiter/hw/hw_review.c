@@ -37,7 +37,7 @@ static bool sliced(const struct card *card, uint32_t job_class)
     const struct hw *hw = card->hw;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct qp_tenant *q = &card->policy.tenant[i];
-        if (!q->live || q->free || q->job_class != job_class || !q->runnable)
+        if (!q->live || q->ungoverned || q->job_class != job_class || !q->runnable)
             continue;
         if (!HW_LOAD(hw->tenant[i].sliced))
             return false;

@@ -30,7 +30,7 @@
 #define AR_MAX_BYTES (1ull << 48)
 
 struct user;
-struct job;
+struct gang;
 struct hw;
 struct broker;
 struct trace_ring;
@@ -86,13 +86,13 @@ struct slot {
     /* when that connection ended, 0 = it has not; atomic, as it is written without the card's
      * lock */
     uint64_t lost_ns;
-    uint64_t launches;   /* highest counter that was sampled */
-    uint64_t denied;     /* the same of refused allocations */
-    uint64_t mem_used;   /* bytes, as last sampled, within AR_MAX_BYTES */
-    uint64_t worked_ns;  /* the last sample that found work */
-    uint64_t resumed_ns; /* when one of its threads last left the gate */
-    uint64_t held_ns;    /* since when its channel groups are stopped, 0 = they are not */
-    uint64_t reached;    /* the progress of its fences at that time */
+    uint64_t launches;         /* highest counter that was sampled */
+    uint64_t denied;           /* the same of refused allocations */
+    uint64_t mem_used;         /* bytes, as last sampled, within AR_MAX_BYTES */
+    uint64_t worked_ns;        /* the last sample that found work */
+    uint64_t resumed_ns;       /* when one of its threads last left the gate */
+    uint64_t stopped_since_ns; /* its channel groups are stopped since then, 0 = they are not */
+    uint64_t reached;          /* the progress of its fences at that time */
 };
 
 /* Reaped memory: what a process held that ended. It counts until NVML no longer lists the
@@ -112,10 +112,10 @@ struct tenant_identity {
     uid_t uid;
     uint32_t job_class, share;
     uint64_t mem_cap;
-    bool free;      /* isolation was `none` when the job started: its gate stays open */
-    bool confirmed; /* qgpud has named this job since its last QG_CTL_HELLO */
-    bool expected;  /* online, and its processes should return after the arbiter's restart */
-    bool revoked;   /* the job ended; the gate of processes that still live stays closed */
+    bool ungoverned; /* isolation was `none` when the job started: its gate stays open */
+    bool confirmed;  /* qgpud has named this job since its last QG_CTL_HELLO */
+    bool expected;   /* online, and its processes should return after the arbiter's restart */
+    bool revoked;    /* the job ended; the gate of processes that still live stays closed */
 };
 
 /* Memory that a tenant is charged beside its slots (tenant/reaped.c). Only the main thread uses it,
@@ -194,7 +194,7 @@ struct tenant_usage {
     uint64_t launches, mem_denied, mem_used, mem_peak;
     uint64_t busy_ns, closed_preempted_ns, closed_share_ns, closed_suspended_ns, preemptions,
         close_max_ns, granted_ns;
-    uint64_t held_ns;
+    uint64_t locked_out_ns; /* online: time in which offline was locked out for it */
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
 
@@ -207,10 +207,10 @@ struct tenant {
     struct tenant_identity id;
     int gate_fd, job_fd, bell_fd;
     struct qg_gate_page *gate;
-    struct qg_job_page *job;
+    struct qg_job_page *page;
     uint32_t nprocs, hi; /* live slots; one past the highest */
     struct slot slots[QG_MAX_PROCS];
-    struct job *gang; /* state that the job's tenants on all cards share */
+    struct gang *gang; /* state that the job's tenants on all cards share */
     struct tenant_memory memory;
     struct tenant_bell bell;
     struct tenant_sample sample;
@@ -218,8 +218,8 @@ struct tenant {
 };
 
 /* One job on all its cards, for gang suspend (gate/gang.c). */
-struct job {
-    struct job *next;
+struct gang {
+    struct gang *next;
     uint64_t id;
     uint32_t tenants;
     uint64_t cards, preempted; /* atomic; one bit per card, by its number */

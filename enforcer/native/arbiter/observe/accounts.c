@@ -36,7 +36,7 @@ static void account_waiting(struct tenant *t, uint64_t dt)
     }
 }
 
-static void account_held(struct tenant *t, uint64_t dt, uint64_t now)
+static void account_locked_out(struct tenant *t, uint64_t dt, uint64_t now)
 {
     const struct card *card = t->card;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
@@ -45,7 +45,7 @@ static void account_held(struct tenant *t, uint64_t dt, uint64_t now)
     uint64_t idle = ar_since(q->last_runnable_ns, now), release = card->policy.idle_release_ns;
     uint64_t released = q->hung || idle < release ? 0 : idle - release;
     if (released < dt)
-        t->usage.held_ns += dt - released;
+        t->usage.locked_out_ns += dt - released;
 }
 
 /* Accounts the interval since the last call. Called right after a decision, which has charged the
@@ -66,7 +66,7 @@ void account(struct card *card, uint64_t now)
         t->usage.busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
         t->usage.estimated |= part[i] > 0 && !t->usage.took_quanta;
         account_waiting(t, dt);
-        account_held(t, dt, now);
+        account_locked_out(t, dt, now);
         t->usage.gate = t->gate->flags;
         bool follows = card->policy.tenant[i].suspended && !card->policy.preempting;
         t->usage.suspended = follows && (t->usage.gate & QG_GATE_WHY_PREEMPTED);

@@ -66,7 +66,7 @@ void sample_classify(struct tenant *t, uint64_t now)
     q->doubted = q->runnable && !works && t->sample.discredit_ns;
     q->hung = online && fenced && t->sample.stuck && !q->runnable;
     q->at_gate = t->sample.at_gate || (t->sample.queued && !t->sample.doubted);
-    q->free = t->id.free;
+    q->ungoverned = t->id.ungoverned;
     q->suspended = gang_suspended(t);
     q->inactive_since_ns =
         fenced || t->sample.at_gate || t->sample.frozen ? 0 : t->sample.active_ns;

@@ -92,12 +92,13 @@ struct view {
 static void check_held(const struct tenant *t, struct slot *s, bool held, uint64_t reached,
                        uint64_t now)
 {
-    if (held && s->held_ns && ar_since(s->held_ns, now) >= HELD_LATE_NS && reached != s->reached)
+    if (held && s->stopped_since_ns && ar_since(s->stopped_since_ns, now) >= HELD_LATE_NS &&
+        reached != s->reached)
         hw_escaped(t);
     if (!held)
-        s->held_ns = 0;
-    else if (!s->held_ns)
-        s->held_ns = now;
+        s->stopped_since_ns = 0;
+    else if (!s->stopped_since_ns)
+        s->stopped_since_ns = now;
     s->reached = reached;
 }
 
@@ -133,7 +134,7 @@ static void read_reported_end(const struct tenant *t, const struct slot *s,
 
 static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fences, uint64_t now)
 {
-    struct qg_proc *page = &t->job->procs[i];
+    struct qg_proc *page = &t->page->procs[i];
     struct slot *s = &t->slots[i];
     uint64_t count = total_launches(page);
     uint64_t lost = READ_ONCE(s->lost_ns);
@@ -383,7 +384,7 @@ void sample_after_close(struct tenant *t, uint64_t now)
 bool sample_launched_since(const struct tenant *t)
 {
     for (uint32_t i = 0; i < t->hi; i++) {
-        if (t->slots[i].proc && total_launches(&t->job->procs[i]) != t->slots[i].launches)
+        if (t->slots[i].proc && total_launches(&t->page->procs[i]) != t->slots[i].launches)
             return true;
     }
     return false;
@@ -396,7 +397,7 @@ void sample_counters(struct tenant *t)
         struct slot *s = &t->slots[i];
         if (!s->proc)
             continue;
-        struct qg_proc *page = &t->job->procs[i];
+        struct qg_proc *page = &t->page->procs[i];
         s->mem_used = bytes(READ_ONCE(page->mem_used));
         used += s->mem_used;
         uint64_t peak = bytes(READ_ONCE(page->mem_peak));

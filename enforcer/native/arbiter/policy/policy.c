@@ -48,7 +48,7 @@ static void gather(struct qp_card *c, struct members m[2])
         if (!t->live)
             continue;
         s->registered++;
-        if (t->free)
+        if (t->ungoverned)
             continue;
         s->may_run += !t->suspended || t->undrained;
         s->at[s->n++] = (uint16_t)i;
@@ -63,7 +63,7 @@ static void drop_departed(struct qp_card *c)
         int32_t *place[2] = {&c->cls[k].current, &c->cls[k].draining};
         for (int i = 0; i < 2; i++) {
             const struct qp_tenant *t = *place[i] >= 0 ? &c->tenant[*place[i]] : NULL;
-            if (t && (!t->live || t->free || class_of(t) != k))
+            if (t && (!t->live || t->ungoverned || class_of(t) != k))
                 *place[i] = -1;
         }
     }
@@ -149,11 +149,11 @@ static void note_inputs(struct qp_card *c, uint64_t now)
     c->online_working = working;
 }
 
-/* Had work less than QP_PASS_ON_NS before now. Counted from the first sample without work, as the
+/* Had work less than QP_COMPETES_NS before now. Counted from the first sample without work, as the
  * work may have ended just before that. */
 static bool just_became_idle(const struct qp_tenant *t, uint64_t now)
 {
-    return !t->runnable && t->ever_runnable && now - t->idle_since_ns < QP_PASS_ON_NS;
+    return !t->runnable && t->ever_runnable && now - t->idle_since_ns < QP_COMPETES_NS;
 }
 
 /* Members that have work, or had some just now: the competition goes on during a gap between two
@@ -172,7 +172,7 @@ static uint32_t count_competing(const struct qp_card *c, const struct members *m
 static bool contended(const struct qp_card *c, int k, const struct members m[2], uint64_t now)
 {
     /* fixed-share measures and limits a tenant that is alone, too */
-    if (fixed(&c->cls[k]))
+    if (is_fixed_share(&c->cls[k]))
         return m[k].n > 0;
     if (c->cls[k].sliced || m[k].may_run < 2)
         return false;
@@ -271,13 +271,14 @@ static bool first_use_unknown(const struct qp_card *c, uint32_t i, int k)
     const struct qp_tenant *t = &c->tenant[i];
     bool reports = t->at_gate || t->used_from_ns >= s->opened_ns;
     return s->contended && s->current == (int32_t)i && !s->use_from_ns &&
-           (fixed(s) || c->awaits_online || !reports);
+           (is_fixed_share(s) || c->awaits_online || !reports);
 }
 
 /* Does a limit hold for it now? A share of 100 % needs none: time itself is the limit. */
-static bool limited(const struct qp_card *c, const struct qp_tenant *t)
+static bool limit_holds(const struct qp_card *c, const struct qp_tenant *t)
 {
-    return fixed(&c->cls[class_of(t)]) && !c->ungoverned && !t->free && t->share < 100;
+    return is_fixed_share(&c->cls[class_of(t)]) && !c->ungoverned && !t->ungoverned &&
+           t->share < 100;
 }
 
 /* Adds the bits beside CLOSED. TRACK: always. WINDOW: always for governed tenants. A lone tenant's
@@ -293,8 +294,8 @@ static void add_gate_bits(struct qp_card *c, const struct members m[2], uint64_t
         if (!t->live)
             continue;
         int k = class_of(t);
-        bool governed = !t->free && !c->ungoverned;
-        if (t->free)
+        bool governed = !t->ungoverned && !c->ungoverned;
+        if (t->ungoverned)
             t->gate = 0;
         else if (governed && t->suspended)
             t->gate = QG_GATE_CLOSED | QG_GATE_WHY_PREEMPTED;
@@ -306,12 +307,12 @@ static void add_gate_bits(struct qp_card *c, const struct members m[2], uint64_t
         bool first = at_risk && k == ONLINE, idle = !t->runnable && !t->undrained;
         if (c->cls[k].contended && c->cls[k].opened_early && c->cls[k].current == (int32_t)i)
             t->gate |= QG_GATE_EARLY;
-        idle = idle && (first || limited(c, t) || now - t->last_runnable_ns >= QP_NOTIFY_NS);
+        idle = idle && (first || limit_holds(c, t) || now - t->last_runnable_ns >= QP_NOTIFY_NS);
         if (idle || first_use_unknown(c, i, k))
             t->gate |= QG_GATE_NOTIFY;
         if (governed && k == ONLINE && ((first && idle) || held))
             t->gate |= QG_GATE_HOLD;
-        qp_budget_until(c, i, limited(c, t), now);
+        qp_budget_until(c, i, limit_holds(c, t), now);
     }
 }
 
@@ -328,12 +329,12 @@ static bool polled(const struct qp_tenant *t)
 static uint64_t idle_wake(const struct qp_card *c, int k, const struct members *m, uint64_t now)
 {
     uint64_t wake = QP_NEVER;
-    if (!c->cls[k].contended || fixed(&c->cls[k]))
+    if (!c->cls[k].contended || is_fixed_share(&c->cls[k]))
         return wake;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
         if (just_became_idle(t, now))
-            wake = min_u64(wake, t->idle_since_ns + QP_PASS_ON_NS);
+            wake = min_u64(wake, t->idle_since_ns + QP_COMPETES_NS);
     }
     return wake;
 }
@@ -344,7 +345,7 @@ static uint64_t idle_wake(const struct qp_card *c, int k, const struct members *
 static uint64_t sample_interval(const struct qp_card *c, const struct qp_tenant *t, uint64_t tick,
                                 uint64_t now)
 {
-    if (!t->busy_since_ns || !limited(c, t) || (t->gate & QG_GATE_CLOSED))
+    if (!t->busy_since_ns || !limit_holds(c, t) || (t->gate & QG_GATE_CLOSED))
         return tick;
     return min_u64(tick, max_u64(QP_FINE_NS, (now - t->busy_since_ns) / QP_FINE_PARTS));
 }
@@ -407,7 +408,7 @@ void qp_decide(struct qp_card *c, uint64_t now)
         if (!c->cls[k].charged_until_ns)
             c->cls[k].charged_until_ns = now;
         qp_charge(c, k, &m[k], now);
-        if (fixed(&c->cls[k]))
+        if (is_fixed_share(&c->cls[k]))
             qp_budget_review(c, &m[k], now);
         else
             qp_budget_drop(c, &m[k]);

@@ -34,8 +34,8 @@
 #define QP_UNSAMPLED_NS (100 * QP_MS)
 /* ns idle before polling stops; the next launch rings the doorbell instead */
 #define QP_NOTIFY_NS (2 * QP_MS)
-/* ns without work before a tenant is not runnable any more; bridges gaps between launches */
-#define QP_PASS_ON_NS (1 * QP_MS)
+/* ns for which a tenant without work still competes for quanta; bridges gaps between launches */
+#define QP_COMPETES_NS (1 * QP_MS)
 /* ns without work before the current tenant loses the rest of its quantum; longer than the usual
  * gap between two kernels. Chosen on the simulator */
 #define QP_PAUSE_NS 400000ull
@@ -55,7 +55,7 @@
 /* ns from the begin of a pause: a launch before that shows that the thread was only late. Chosen on
  * the simulator */
 #define QP_LATE_THREAD_NS (12 * QP_MS / 10)
-/* ns after a drain timeout in which quanta pass on only after QP_PASS_ON_NS. Each hand-over may
+/* ns after a drain timeout in which quanta pass on only after QP_COMPETES_NS. Each hand-over may
  * cost another timeout then, so there are fewer. Chosen on the simulator */
 #define QP_TIMEOUT_MEMORY_NS (1000 * QP_MS)
 /* ns after a pause in which the tenant's next pauses are sampled as closely. Chosen on the
@@ -153,7 +153,7 @@ struct qp_tenant {
     uint32_t undrained; /* 1: its work may still be on the card */
     uint32_t granted;   /* 1: the job runs here; a process may not have registered yet */
     /* 1: isolation none for its class or job: its gate stays open; as online it still preempts */
-    uint32_t free;
+    uint32_t ungoverned;
     /* 1: its job is preempted on another card of the node, so it must not run here either */
     uint32_t suspended;
     /* 1: online, and its work makes no progress. It gets no quantum, but offline stays closed */

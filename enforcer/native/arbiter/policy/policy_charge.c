@@ -91,13 +91,13 @@ static uint64_t used_by(struct qp_card *c, int k, uint32_t i, bool others, uint6
     if (s->predicted_end_ns && s->current == (int32_t)i)
         return overlap / 2;
     bool ended = s->draining == (int32_t)i && t->was_undrained && !t->undrained;
-    if (ended && !s->seen_draining && fixed(s))
+    if (ended && !s->seen_draining && is_fixed_share(s))
         return now - c->last_ns; /* the first sample may have come late */
     if (ended && s->seen_draining) {
         /* Polls are frequent during a drain, or the tenant rang at its end. So it did not end
          * halfway between two samples far apart. A limit errs to the safe side. */
         uint64_t span = now - c->last_ns;
-        uint64_t late = min_u64(span / 2, QP_DRAIN_POLL_NS) / (fixed(s) ? 2 : 1);
+        uint64_t late = min_u64(span / 2, QP_DRAIN_POLL_NS) / (is_fixed_share(s) ? 2 : 1);
         /* After another tenant's quantum the context switch is charged, so it needs no more. */
         t->unsampled_ns = s->same_tenant ? late : 0;
         return span - late;
@@ -260,7 +260,7 @@ void qp_charge(struct qp_card *c, int k, const struct members *m, uint64_t now)
     }
     settle_deficits(c, k, m, dt, now);
     bool divided = sure && total > most && sure < total;
-    if (fixed(s))
+    if (is_fixed_share(s))
         charge_budgets(c, s, m, now, passed,
                        divided ? (double)total / (double)max_u64(sure, most) : 1);
     /* the begin of a quantum is charged once its first use is known */

@@ -38,7 +38,7 @@ static inline uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static inline bool fixed(const struct qp_class *s)
+static inline bool is_fixed_share(const struct qp_class *s)
 {
     return s->policy == QG_POLICY_FIXED_SHARE;
 }

@@ -10,7 +10,7 @@
  * tenant used the card. */
 static bool may_open_early(const struct qp_card *c, int k)
 {
-    return !fixed(&c->cls[k]) && !(k == OFFLINE && c->awaits_online);
+    return !is_fixed_share(&c->cls[k]) && !(k == OFFLINE && c->awaits_online);
 }
 
 /* Length of a long quantum. A tenant with less than half an equal part gets shorter ones, and more
@@ -31,7 +31,7 @@ static uint64_t long_quantum(const struct qp_card *c, const struct qp_class *s)
 void qp_begin_slice(struct qp_card *c, int k, uint64_t from)
 {
     struct qp_class *s = &c->cls[k];
-    bool may_last = k == OFFLINE || fixed(s);
+    bool may_last = k == OFFLINE || is_fixed_share(s);
     uint64_t longer = long_quantum(c, s), drain = c->tenant[s->current].mean_drain_ns;
     s->slice_end_ns = from + c->slice_ns;
     s->quantum_end_ns = may_last ? from + longer - min_u64(drain, longer / 2) : s->slice_end_ns;
@@ -66,7 +66,7 @@ static uint64_t quantum_end(const struct qp_card *c, const struct qp_class *s,
 static uint64_t pause_limit(const struct qp_class *s, const struct qp_tenant *cur)
 {
     if (s->recent_timeout)
-        return QP_PASS_ON_NS;
+        return QP_COMPETES_NS;
     return cur->real_pauses == QP_LATE_THREAD  ? QP_LATE_PAUSE_NS
            : cur->real_pauses < QP_REAL_PAUSES ? QP_PAUSE_NS
                                                : QP_SHORT_PAUSE_NS;
@@ -124,7 +124,7 @@ static uint64_t pause_poll_at(const struct qp_class *s, const struct qp_tenant *
 static uint64_t drain_timeout(const struct qp_class *s, const struct qp_tenant *t)
 {
     uint64_t usual = max_u64(QP_DRAIN_MULTIPLE * t->max_drain_ns, QP_DRAIN_TIMEOUT_MIN_NS);
-    bool known = t->max_drain_ns && !fixed(s);
+    bool known = t->max_drain_ns && !is_fixed_share(s);
     return (known ? min_u64(usual, QP_DRAIN_TIMEOUT_NS) : QP_DRAIN_TIMEOUT_NS) >> t->drain_timeouts;
 }
 
@@ -175,11 +175,11 @@ static void learn_drain(struct qp_tenant *t, uint64_t took, bool seen)
 static uint64_t drain_poll_at(const struct qp_class *s, const struct qp_tenant *t, uint64_t now)
 {
     uint64_t first = s->drain_from_ns + first_poll_delay(t), waited = now - s->drain_from_ns;
-    if (t->at_gate && !fixed(s))
+    if (t->at_gate && !is_fixed_share(s))
         return max_u64(first, now + QP_REPORTED_POLL_NS);
     if (now >= first)
         return now + max_u64(QP_DRAIN_POLL_NS, min_u64(waited / 32, QP_TICK_NS));
-    uint64_t polls = fixed(s) ? QP_FIXED_POLLS : QP_UNEVEN_POLLS;
+    uint64_t polls = is_fixed_share(s) ? QP_FIXED_POLLS : QP_UNEVEN_POLLS;
     return t->uneven_drains
                ? min_u64(first, now + max_u64(first_poll_delay(t) / polls, QP_DRAIN_POLL_NS))
                : first;
@@ -395,7 +395,8 @@ void qp_allow_deep_window(struct qp_card *c, int k, const struct members *m, uin
     if (cur->max_drain_ns < QP_DEEP_DRAIN_NS ||
         keeps_card_for(c, k, m, now, QP_DEEP_QUANTUM_NS) < QP_DEEP_QUANTUM_NS)
         return;
-    cur->deep_window = !fixed(s) || qp_budget_lasts(c, (uint32_t)s->current, now, flight) >= flight;
+    cur->deep_window =
+        !is_fixed_share(s) || qp_budget_lasts(c, (uint32_t)s->current, now, flight) >= flight;
 }
 
 /* When the quanta of a class need the next decision. */
@@ -404,7 +405,7 @@ uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint
     const struct qp_class *s = &c->cls[k];
     if (!s->contended)
         return QP_NEVER;
-    uint64_t wake = fixed(s) ? qp_budget_wake(c, k, m, now) : QP_NEVER;
+    uint64_t wake = is_fixed_share(s) ? qp_budget_wake(c, k, m, now) : QP_NEVER;
     if (s->draining >= 0) {
         const struct qp_tenant *d = &c->tenant[s->draining];
         uint64_t next = drain_poll_at(s, d, now);
@@ -427,7 +428,7 @@ uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint
         return wake;
     const struct qp_tenant *cur = &c->tenant[s->current];
     if (!s->use_from_ns && cur->runnable && now < s->opened_ns + QP_START_NS) {
-        if (fixed(s))
+        if (is_fixed_share(s))
             wake = min_u64(wake, s->opened_ns + QP_START_NS);
         else
             c->soft_ns = min_u64(
@@ -436,7 +437,7 @@ uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint
     if (qp_select_next(c, k, m, s->current) < 0)
         return wake;
     uint64_t end = quantum_end(c, s, m);
-    if (!fixed(s) && end > s->slice_end_ns) {
+    if (!is_fixed_share(s) && end > s->slice_end_ns) {
         c->soft_ns = min_u64(c->soft_ns, end);
         end = QP_NEVER;
     }

@@ -44,7 +44,7 @@ static uint32_t flags_of(struct tenant *t)
         flags |= QG_TENANT_ESTIMATED;
     if (t->sample.doubted || t->sample.stuck)
         flags |= QG_TENANT_PASSED_OVER;
-    if (q->free || t->card->policy.ungoverned)
+    if (q->ungoverned || t->card->policy.ungoverned)
         flags |= QG_TENANT_UNGOVERNED;
     if (t->usage.suspended)
         flags |= QG_TENANT_SUSPENDED;
@@ -80,7 +80,7 @@ static void fill(struct tenant *t, struct qg_ctl_tenant *m)
     m->deficit_ns = q->budgeted ? q->budget_ns : q->deficit_ns;
     m->mem_extra = reaped_extra(t);
     m->closed_suspended_ns = t->usage.closed_suspended_ns;
-    m->held_ns = t->usage.held_ns;
+    m->held_ns = t->usage.locked_out_ns;
     memcpy(m->close_hist, t->usage.close_hist, sizeof(m->close_hist));
 }
 
@@ -108,7 +108,7 @@ static bool report_tenants(struct arbiter *a, struct conn *c)
 
 static bool send_process(struct conn *c, const struct tenant *t, uint32_t slot)
 {
-    const struct qg_proc *page = &t->job->procs[slot];
+    const struct qg_proc *page = &t->page->procs[slot];
     const struct proc *p = t->slots[slot].proc;
     uint64_t used = __atomic_load_n(&page->mem_used, __ATOMIC_RELAXED);
     uint64_t pending = __atomic_load_n(&page->mem_pending, __ATOMIC_RELAXED);

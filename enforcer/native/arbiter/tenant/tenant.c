@@ -36,11 +36,11 @@
 static void tenant_free(struct arbiter *a, struct tenant *t)
 {
     reaped_forget(a, t);
-    job_put(a, t);
+    gang_put(a, t);
     if (t->gate)
         munmap(t->gate, QG_PAGE);
-    if (t->job)
-        munmap(t->job, sizeof(*t->job));
+    if (t->page)
+        munmap(t->page, sizeof(*t->page));
     if (t->gate_fd >= 0)
         close(t->gate_fd);
     if (t->job_fd >= 0)
@@ -54,10 +54,10 @@ static void tenant_free(struct arbiter *a, struct tenant *t)
  * of the job did to it. */
 static void write_job_header(struct tenant *t)
 {
-    t->job->magic = QG_MAGIC;
-    t->job->version = QG_ABI_VERSION;
-    t->job->size = sizeof(*t->job);
-    t->job->nslots = QG_MAX_PROCS;
+    t->page->magic = QG_MAGIC;
+    t->page->version = QG_ABI_VERSION;
+    t->page->size = sizeof(*t->page);
+    t->page->nslots = QG_MAX_PROCS;
 }
 
 static void write_headers(struct tenant *t)
@@ -82,7 +82,7 @@ static int create_job_page(struct arbiter *a, struct tenant *t)
     void *page = NULL;
     int err = -ENOSYS;
     if (a->job_array)
-        err = qg_kept_create("qgpu_job", sizeof(*t->job), &t->job_fd, &page);
+        err = qg_kept_create("qgpu_job", sizeof(*t->page), &t->job_fd, &page);
     if (err && a->job_array) {
         ar_log(a, 1,
                "no BPF array for job pages (%s; it takes Linux 5.5 and CAP_BPF): memory files "
@@ -92,8 +92,8 @@ static int create_job_page(struct arbiter *a, struct tenant *t)
         a->job_array = false;
     }
     if (err)
-        err = qg_shared_create("qgpu-job", sizeof(*t->job), 0, &t->job_fd, &page);
-    t->job = page;
+        err = qg_shared_create("qgpu-job", sizeof(*t->page), 0, &t->job_fd, &page);
+    t->page = page;
     return err;
 }
 
@@ -110,7 +110,7 @@ static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant
     t->usage.granted_ns = qg_now_ns();
     *err = qg_shared_create("qgpu-gate", QG_PAGE, 1, &t->gate_fd, &gate);
     t->gate = gate;
-    t->gang = job_get(g->job_id);
+    t->gang = gang_get(g->job_id);
     if (!t->gang)
         *err = -ENOMEM;
     if (!*err)
@@ -134,7 +134,7 @@ static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g)
     t->id.job_class = g->job_class;
     t->id.share = g->share;
     t->id.mem_cap = g->mem_cap;
-    t->id.free = g->flags & QG_GRANT_UNGOVERNED;
+    t->id.ungoverned = g->flags & QG_GRANT_UNGOVERNED;
     t->id.confirmed = true;
     t->id.revoked = false;
     gates_settings(t, qg_now_ns());
@@ -236,7 +236,7 @@ static int choose_slot(const struct tenant *t, const struct proc *p)
 static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn *c,
                       uint64_t mem_used)
 {
-    struct qg_proc *page = &t->job->procs[i];
+    struct qg_proc *page = &t->page->procs[i];
     struct slot *s = &t->slots[i];
     bool fresh = !s->proc;
     if (fresh) {
@@ -289,7 +289,7 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     if (bell >= 0)
         card_fresh_bell(t->card, t, bell);
     if (!t->nprocs)
-        memset(t->job, 0, sizeof(*t->job));
+        memset(t->page, 0, sizeof(*t->page));
     write_job_header(t);
     take_slot(t, (uint32_t)at, p, c, mem_used);
     t->sample.progress_ns = qg_now_ns(); /* work from before may still run on the card */
@@ -308,7 +308,7 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
 /* Counts an allocation in progress as well: the driver may have made it before the process died. */
 static uint64_t bytes_held(const struct tenant *t, uint32_t slot)
 {
-    uint64_t pending = __atomic_load_n(&t->job->procs[slot].mem_pending, __ATOMIC_RELAXED);
+    uint64_t pending = __atomic_load_n(&t->page->procs[slot].mem_pending, __ATOMIC_RELAXED);
     return t->slots[slot].mem_used + (pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES);
 }
 
@@ -325,7 +325,7 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
     if (t->slots[slot].conn)
         conn_drop_slot(t->slots[slot].conn);
     pthread_mutex_lock(&card->lock);
-    memset(&t->job->procs[slot], 0, sizeof(t->job->procs[slot]));
+    memset(&t->page->procs[slot], 0, sizeof(t->page->procs[slot]));
     memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
     t->nprocs--;
     while (t->hi && !t->slots[t->hi - 1].proc)
