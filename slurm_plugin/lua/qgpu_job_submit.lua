@@ -16,7 +16,7 @@ local cards = dofile(here .. "/qgpu_cards.lua")
 
 local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",
     "mem_per_tres", "tres_bind", "tres_freq" }
-local JOB_STATE_BASE = 256 -- JOB_STATE_BASE is 0xff: higher bits are flags
+local STATE_MODULUS = 256 -- Slurm's JOB_STATE_BASE (0xff) plus one: higher bits are flags
 local JOB_SHARED_NONE = 0 -- --exclusive
 local NO_VAL16 = 65534
 local PENDING = 0
@@ -146,7 +146,7 @@ end
 
 local function pending(job_rec)
     local state = job_rec.job_state
-    return state == nil or state % JOB_STATE_BASE == PENDING
+    return state == nil or state % STATE_MODULUS == PENDING
 end
 
 local function first_given(a, b)

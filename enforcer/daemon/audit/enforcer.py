@@ -69,11 +69,11 @@ class AuditEnforcer:
         passing = {
             mark: held.finding for mark, held in self._held.items() if held.finding.kind == PASSING
         }
-        over = {
+        passed = {
             mark for mark, what in passing.items() if what not in there and what.uuid not in unseen
         }
-        self._signalled -= over  # they may be stopped again
-        for mark in over:
+        self._signalled -= passed  # they may be stopped again
+        for mark in passed:
             del self._held[mark]
         acted = []
         for finding in due:
