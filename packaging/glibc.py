@@ -49,7 +49,7 @@ def faults(path: str, newest: str) -> Iterator[str]:
             wanted = f"{family}_{version}" if version else family
             yield (
                 f"{path} needs {name} of {wanted}; the limit is {newest}: add it to qg_glibc.h "
-                f"or do without"
+                "or do without"
             )
     for family, version in VERSION.findall(told("--version-info", path)):
         if (family, version) not in named and too_new(family, version or None, newest):

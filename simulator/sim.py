@@ -312,7 +312,7 @@ class Simulator:
             raise SimError(f"the simulator threw out the command {command!r}")
         answer = layout.Rep.from_buffer_copy(raw)
         if answer.status == _NOT_FOUND:
-            raise SimError(f"{command!r} reached nobody: no such process uses the cards")
+            raise SimError(f"{command!r} reached no process: none that it names uses the cards")
         if answer.status != 0:
             why = "only root may ask" if answer.status < 0 else "it is not understood"
             raise SimError(f"the simulator refused {command!r}: {why}")

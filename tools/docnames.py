@@ -154,13 +154,13 @@ def faults(name: str, text: str, names: Names) -> Iterator[str]:
             ):
                 yield (
                     f"{name}:{first + part.count(chr(10), 0, match.start())}: {match[1]}: there "
-                    f"is no such file"
+                    "is no such file"
                 )
     for match in CALL.finditer(text) if name.endswith(".md") else ():
         if match[1] not in names.known:
             yield (
                 f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}: there is no such "
-                f"function"
+                "function"
             )
     for match in () if name.startswith(OWN_PAGES) else DOCS.finditer(text):
         path = match[0].rstrip("/")

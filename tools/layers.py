@@ -57,7 +57,7 @@ def python_faults(path: Path) -> Iterator[str]:
         if package in ALLOWED and target in PACKAGES and target not in allowed(name):
             yield (
                 f"{name}:{line}: {package} must not import {target}: imports go one way "
-                f"(CONTRIBUTING.md)"
+                "(CONTRIBUTING.md)"
             )
     if text.count("\n") > MAX_PY_FILE and GENERATED not in (ast.get_docstring(tree) or ""):
         yield f"{name}: {text.count(chr(10))} lines, the limit is {MAX_PY_FILE}"

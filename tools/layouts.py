@@ -346,7 +346,7 @@ def main(arguments: list[str]) -> int:
         if check:
             print(
                 f"{mirror.module} differs from {mirror.header}: run `make layouts` and commit the "
-                f"file"
+                "file"
             )
         else:
             (ROOT / mirror.module).write_text(text, encoding="utf-8")

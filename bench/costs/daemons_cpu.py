@@ -184,7 +184,7 @@ def daemon_cpu(mode: str, rounds: int) -> list[Round]:
                 found = [one_round(rig, qgpud.pid, pids, SCRAPE_S) for _ in range(rounds)]
                 check_work(before, launches(rig), mode)
                 if not samples():
-                    raise RuntimeError("nobody could read qgpud's metrics")
+                    raise RuntimeError("qgpud's metrics were never read")
         return found
 
 

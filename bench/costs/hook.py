@@ -1,5 +1,5 @@
-"""What the prolog adds to the start of a job: from start to end of the
-script, with the real qgpud.
+"""What the prolog adds to the start of a job: from start to end of the script, with the real
+qgpud.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from bench.harness.daemons import spawn_qgpud
 from bench.harness.figures import Figure
 from bench.harness.node import BUILD, CARD_MIB, MEMORY_DIR, Rig, wait_for
 from enforcer.wire import abi
@@ -111,30 +111,13 @@ def figures(quick: bool) -> Iterator[Figure]:
         Rig(Path(work)) as rig,
     ):
         config = _config(rig, state)
-        daemon = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "enforcer.daemon.main",
-                "--config",
-                str(config),
-                "--node",
-                "rig",
-            ],
-            env={**os.environ, "QGPU_SIM_DIR": str(rig.sim_dir)},
-            stdout=subprocess.DEVNULL,
-            stderr=(Path(work) / "qgpud.log").open("wb"),
-        )
-        try:
-            wait_for("qgpud's socket", lambda: (rig.run_dir / abi.SOCK_HOOK).exists())
-            scripts = [_script(rig, name, config) for name in ("prolog", "epilog")]
-            pairs = []
-            for job in range(1, runs + 1):
-                _prove(rig.run_dir, job)
-                pairs.append([_timed(script, job) for script in scripts])
-        finally:
-            daemon.terminate()
-            daemon.wait(10)
+        spawn_qgpud(rig, config, Path(work) / "qgpud.log")
+        wait_for("qgpud's socket", lambda: (rig.run_dir / abi.SOCK_HOOK).exists())
+        scripts = [_script(rig, name, config) for name in ("prolog", "epilog")]
+        pairs = []
+        for job in range(1, runs + 1):
+            _prove(rig.run_dir, job)
+            pairs.append([_timed(script, job) for script in scripts])
     for name, values in zip(
         ("prolog_ms_p95", "epilog_ms_p95"), zip(*pairs, strict=True), strict=True
     ):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.gpu.place import BUILD, ROOT, Place, loaded_driver
+from bench.harness.node import end
 from enforcer.nvml.driver import PynvmlNvml
 from enforcer.wire.link import ArbiterGone, ArbiterLink, ProcessStats, TenantStats
 
@@ -126,15 +127,7 @@ class Node:
     # ---- daemons --------------------------------------------------------------------------------
 
     def _adopt(self, process: subprocess.Popen[bytes]) -> None:
-        def end() -> None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-        self._stack.callback(end)
+        self._stack.callback(end, process)
 
     def _ready_daemon(self, command: Sequence[str], log: str) -> subprocess.Popen[bytes]:
         reader, writer = os.pipe()

@@ -52,6 +52,21 @@ def config_text(
     )
 
 
+def spawn_qgpud(rig: Rig, config: Path, log: Path) -> subprocess.Popen[bytes]:
+    """qgpud with this configuration; it ends with the rig. It may not serve yet."""
+    words = ["--config", str(config), "--node", "rig"]
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "enforcer.daemon.main", *words],
+            env=os.environ | {"QGPU_SIM_DIR": str(rig.sim_dir)},
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+        )
+    rig.adopt(process)
+    return process
+
+
 def start_qgpud(rig: Rig, **intervals: int) -> subprocess.Popen[bytes]:
     """The real daemon on the rig's node. It finds the grants that exist now; later ones are not its
     own.
@@ -62,21 +77,7 @@ def start_qgpud(rig: Rig, **intervals: int) -> subprocess.Popen[bytes]:
     config = rig.directory / "qgpu.yaml"
     config.write_text(config_text(rig, **intervals), encoding="utf-8")
     log = rig.directory / "qgpud.log"
-    command = [
-        sys.executable,
-        "-m",
-        "enforcer.daemon.main",
-        "--config",
-        str(config),
-        "--node",
-        "rig",
-    ]
-    with log.open("ab") as out:
-        env = os.environ | {"QGPU_SIM_DIR": str(rig.sim_dir)}
-        process = subprocess.Popen(
-            command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL
-        )
-    rig.adopt(process)
+    process = spawn_qgpud(rig, config, log)
 
     def serves() -> bool:
         if process.poll() is not None:

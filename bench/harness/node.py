@@ -42,6 +42,16 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_S
 SLACK = 4  # times the deadline of an idle machine, for a busy one
 
 
+def end(process: subprocess.Popen[Any]) -> None:
+    """SIGTERM, and SIGKILL where the process has not ended 5 s later."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
 def wait_for(
     what: str, condition: Callable[[], bool], seconds: float = 10.0, slack: float = SLACK
 ) -> None:
@@ -114,12 +124,7 @@ class Rig:
         else:
             os.environ["QGPU_SIM_DIR"] = self._sim_before
         for process in reversed(self._running):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            end(process)
 
     def _daemon(self, argv: Sequence[str | Path], log: str) -> subprocess.Popen[bytes]:
         """Start a daemon and wait for its ready descriptor."""

@@ -81,8 +81,8 @@ def stalled(node: Rig, kind: str, victims: Sequence[Sequence[Actor]]) -> Iterato
 
 
 def held(spans: Sequence[Interval]) -> list[Interval]:
-    """The pieces of one card with a stall counted as time of the kernel that it stopped and nobody
-    else used.
+    """The pieces of one card. A stall in which no other kernel ran is time of the kernel that it
+    stopped.
     """
     joined: list[Interval] = []
     for span in spans:

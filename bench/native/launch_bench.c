@@ -190,7 +190,7 @@ static struct api from(void *handle)
     return api;
 }
 
-/* Figures of a shim that waits for nobody would flatter it: its pages must be mapped. */
+/* A shim without an arbiter waits for none, which would flatter it: its pages must be mapped. */
 static int registered(void)
 {
     char line[512];

@@ -140,7 +140,7 @@ def busy_daemons(node: Rig) -> Iterator[None]:
     with polled(node.run_dir, POLL_S), scraped(port, POLL_S) as samples:
         yield
         if not samples():
-            raise RuntimeError("nobody could read qgpud's metrics: it was not under load")
+            raise RuntimeError("qgpud's metrics were never read: it was not under load")
 
 
 def spread(values: Sequence[float], unit: str, note: str = "") -> str:

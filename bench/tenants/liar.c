@@ -2,7 +2,7 @@
  *
  * A control of the benchmarks: preloaded beside the shim, it claims again and again that everything
  * which this process submitted is finished. A long kernel then seems to cost nothing. What the job
- * writes is a hint; shares measured in the trace must show whether anybody believed it.
+ * writes is a hint; shares measured in the trace show whether the arbiter believed it.
  */
 #include <pthread.h>
 #include <time.h>

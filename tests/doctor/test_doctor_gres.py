@@ -98,13 +98,13 @@ def test_states_of_nodes() -> None:
 
 
 def plugin(directory: Path, name: str, number: int) -> Path:
-    """A library with that plugin_version and a symbol that nobody has, so that it cannot be
+    """A library with that plugin_version and a symbol that no library has, so that it cannot be
     loaded.
     """
     source = directory / f"{name}.c"
     source.write_text(
-        f"const unsigned plugin_version = {number}; extern void nobody(void); void init(void) "
-        f"{{ nobody(); }}"
+        f"const unsigned plugin_version = {number}; extern void missing(void); void init(void) "
+        f"{{ missing(); }}"
     )
     path = directory / name
     subprocess.run(

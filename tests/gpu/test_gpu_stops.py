@@ -311,7 +311,7 @@ def test_the_items_run_and_what_is_not_modelled_is_said(tmp_path: Path) -> None:
 
 
 def test_an_online_program_that_stalls_ends_its_episode() -> None:
-    """The gate may open then, and offline's progress is nobody's fault; waiting for the card is
+    """The gate may open then, and offline's progress is no fault; waiting for the card is
     no stall.
     """
     rows = [(0, 2), (3, 1), (10, 1), (11, 30), (60, 1), (99, 5)]

@@ -64,7 +64,7 @@ class Play:
 def _line(name: str, site: Site) -> str:
     words = (
         f"ansible_host={NETWORK}.{HOSTS[name]} ansible_user=root "
-        f"ansible_python_interpreter=/usr/bin/python3"
+        "ansible_python_interpreter=/usr/bin/python3"
     )
     return f"{name} {words} ansible_ssh_private_key_file={site.key}\n"
 

@@ -46,7 +46,7 @@ def node(served: Serving) -> FakeNode:
 
 def prolog(node: FakeNode, job: int) -> bytes:
     text = (
-        f"qgpu-hook/1 "
+        "qgpu-hook/1 "
         f"prolog\0SLURM_JOB_ID={job}\0SLURM_JOB_UID=1000\0SLURM_JOB_GID=100\0SLURMD_NODENAME=n1\0"
     )
     text += "SLURM_JOB_GPUS=0\0SLURM_JOB_COMMENT=qgpu/1 class=online share=1 mem=128\0"

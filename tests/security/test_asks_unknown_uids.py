@@ -142,7 +142,7 @@ def test_a_refused_connection_gets_the_reason_and_not_to_start_qgpud(node):
     most = MAX_PER_UNKNOWN_UID
     sentence = (
         f"{most} connections of uid {NOBODY} to qgpud are open, and at most {most} may be; "
-        f"try again later"
+        "try again later"
     )
     assert said == [sentence] * 3
 

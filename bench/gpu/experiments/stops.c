@@ -222,7 +222,7 @@ static void latency(enum own_method method, unsigned count, int mode)
     tell(trials, done, before, after, other);
 }
 
-/* A stop with nobody else on the card: does the kernel really stand still. */
+/* A stop without other work on the card: does the kernel really stand still? */
 static void spin(enum own_method method, unsigned ms)
 {
     struct trial t = {0};
@@ -350,8 +350,7 @@ static void slices(const uint64_t us[2], double seconds)
     }
 }
 
-/* One line per second, so that whoever reads them knows how far it is when this process is killed.
- */
+/* One line per second: a reader knows how far it came when this process is killed. */
 static void hold(enum own_method method, unsigned seconds)
 {
     unsigned moved = 0, s = 0;

@@ -49,7 +49,7 @@ def find_driver(configured: str, shim: str, search: Iterable[str] | None = None)
             return str(candidate)
     raise BrokenNodeError(
         f"{NAME} was not found: is the NVIDIA driver installed? Else set driver.libcuda in "
-        f"qgpu.yaml"
+        "qgpu.yaml"
     )
 
 

@@ -2,8 +2,8 @@
  *
  * The simulated driver's resource manager: what programs make and command by ioctl(2) on the
  * control device, in the layouts of abi/qgpu_rm.h. An open file of the device owns clients, a
- * client a tree of objects. Only the file that made a client may use it, whoever holds a descriptor
- * of that file. docs/specs/simulator.md says what is modelled.
+ * client a tree of objects. Only the file that made a client may use it, even by a
+ * descriptor that was passed on. docs/specs/simulator.md says what is modelled.
  */
 #ifndef QGPU_SIM_RM_H
 #define QGPU_SIM_RM_H

@@ -35,8 +35,8 @@ static bool open_dir(struct gpu *gpu)
         return complain("open the directory", dir);
     if (fstat(gpu->dir, &st) != 0 || st.st_uid != geteuid() || st.st_mode & 022) {
         fprintf(stderr,
-                "qgpu-simgpu: %s must belong to the user that runs this and be writable by nobody "
-                "else\n",
+                "qgpu-simgpu: %s must belong to the user that runs this and be writable by no "
+                "other\n",
                 dir);
         return false;
     }

@@ -20,6 +20,14 @@ void __wrap_qp_decide(struct qp_card *c, uint64_t now);
 void __real_card_run(struct world *w, struct machine *m);
 void __wrap_card_run(struct world *w, struct machine *m);
 
+static uint64_t every_ns; /* of CHECK_EVERY_NS; 0: as the decision wants */
+
+__attribute__((constructor)) static void read_environment(void)
+{
+    const char *every = getenv("CHECK_EVERY_NS");
+    every_ns = every ? strtoull(every, NULL, 10) : 0;
+}
+
 static void rule(bool holds, const char *broken, uint64_t now)
 {
     if (holds)
@@ -145,7 +153,6 @@ static void check_sleep(const struct qp_card *c, uint64_t now)
 
 void __wrap_qp_decide(struct qp_card *c, uint64_t now)
 {
-    const char *every = getenv("CHECK_EVERY_NS");
     __real_qp_decide(c, now);
     if (c->resample) /* the caller decides once more at once */
         return;
@@ -153,8 +160,8 @@ void __wrap_qp_decide(struct qp_card *c, uint64_t now)
     check_wake(c, now);
     check_bounds(c, now);
     check_sleep(c, now);
-    if (every && c->wake_ns > now + strtoull(every, NULL, 10))
-        c->wake_ns = now + strtoull(every, NULL, 10);
+    if (every_ns && c->wake_ns > now + every_ns)
+        c->wake_ns = now + every_ns;
 }
 
 void __wrap_card_run(struct world *w, struct machine *m)

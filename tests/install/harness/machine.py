@@ -140,7 +140,7 @@ class Machine:
     def _argv(self) -> list[str]:
         enter = (
             f"for each in {' '.join(map(str, self._groups()))}; do echo $$ "
-            f">$each/cgroup.procs; done"
+            ">$each/cgroup.procs; done"
         )
         nspawn = [
             "setpriv",

@@ -48,7 +48,7 @@ for _ in range({second}):
     assert os.wait()[1] == 0
 """
 HELD = 123456  # what child() says it holds
-# a loaded machine may take long from a death to the look at it
+# a loaded machine may notice a death late
 UNHURRIED = ("--answer-ms", "600000")
 
 

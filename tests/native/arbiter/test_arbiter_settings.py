@@ -276,8 +276,8 @@ def run_in_child(one, mine):  # type: ignore[no-untyped-def]
 
 
 def test_settings_change_under_load(tmp_path: Path) -> None:
-    """Slice, window, release, lease and policies of a card in use change at once, and nobody's
-    turn is lost.
+    """Slice, window, release, lease and policies of a card in use change at once, and no
+    tenant loses its quantum.
     """
     big, small = grant(1, share=60), grant(2, share=20)
     with arbiter(tmp_path) as one, one.link() as link:

@@ -174,8 +174,8 @@ class World:
         self.seen["grants"] += 1
 
     def revoke(self, job: int) -> None:
-        """What the epilog does: its processes are gone, then the grant; then somebody else has
-        the number.
+        """What the epilog does: its processes are gone, then the grant; then another job may
+        have the number.
         """
         for worker in [w for w in self.workers if w.job == job]:
             self.kill(worker)
@@ -241,7 +241,7 @@ class World:
         self.seen["launches"] += times
 
     def sync(self, worker: Worker) -> None:
-        """Everything that it launched ends: its gate opens, whoever else is there."""
+        """Everything that it launched ends: its gate opens, whatever other tenants do."""
         began = time.monotonic()
         assert worker.ask("sync") == 0
         self.longest_s = max(self.longest_s, time.monotonic() - began)
@@ -265,7 +265,7 @@ class World:
 
     def buried(self, pid: int) -> bool:
         """Answers deaths as qgpud does; True once this process is on no card and charged to
-        nobody.
+        no tenant.
         """
         on_cards = {p.pid for uuid in self.node.uuids for p in self.nvml.processes(uuid)}
         for dead in self.watch.died() if readable_within(self.watch.fileno(), 0.0) else ():
@@ -301,7 +301,7 @@ class World:
         return self.agrees(found[job, self.node.uuids[card]], job, card)
 
     def agrees(self, launches: int, job: int, card: int) -> bool:
-        """No launch is lost or counted twice; of who is in the middle of some, nobody knows."""
+        """No launch is lost or counted twice; a process in the middle of some is left out."""
         workers = self.of(job, card)
         known = self.ended[job, card] + sum(w.launched for w in workers if not w.asked)
         more = self.unsure[job, card] + sum(w.launched for w in workers if w.asked)

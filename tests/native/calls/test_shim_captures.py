@@ -92,7 +92,7 @@ def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) ->
         assert program.stdout and program.stdin
         assert program.stdout.readline().strip() == "ready"
         assert rig.fault(f"delay call=cuEventQuery us=2000 pid={program.pid}") >= 0
-        # there is somebody online: a window of 500 us
+        # an online tenant is there: a window of 500 us
         watch = a.Tenant(rig.run_dir, online, rig.uuids[0])
         program.stdin.write("\n")
         program.stdin.flush()

@@ -260,7 +260,8 @@ def test_weights_set_slices_by_share_and_open_the_gates(tmp_path: Path) -> None:
         )
         second.kill()
         a.wait_for(
-            lambda: first.ask("peer.slices()") == [10_000] * 3, "who is alone has the whole period"
+            lambda: first.ask("peer.slices()") == [10_000] * 3,
+            "alone it has the whole period",
         )
         here.hardware(weights=False)
         assert first.ask("peer.order()['action']") == abi.ACT_REPORT

@@ -226,6 +226,6 @@ def test_random_schedules_agree_with_the_model(tmp_path: Path) -> None:
         model.close()
     print(
         f"{SCHEDULES} schedules, {model.steps} steps, {model.kills} kills, {model.refusals} "
-        f"refusals"
+        "refusals"
     )
     assert model.kills > SCHEDULES / 50 and model.refusals

@@ -145,7 +145,7 @@ def test_process_that_is_made_to_go_on_again_and_again_is_killed(start):
     load = " ".join(work(chain, "--length", "600", "--kernel-us", "200"))
     loop = (
         f"{BARE} {load} > /dev/null & p=$!; while kill -CONT $p; do sleep 0.1; done 2> "
-        f"/dev/null; wait $p; echo $?"
+        "/dev/null; wait $p; echo $?"
     )
     hostile = run(chain, 10, "sh", "-c", loop)
     honest = run(chain, 50, *work(chain, "--length", "600", "--kernel-us", "200"))

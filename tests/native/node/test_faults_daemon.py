@@ -54,8 +54,8 @@ def test_nvml_that_fails_stops_no_job_and_frees_no_memory(start):
     configured(chain, "nvml_interval: 100ms")
     shell = (
         f"{' '.join(work(chain, '--length', '60', '--memory', '900M'))} > /dev/null & first=$!; "
-        f"echo started; read x; "
-        f"kill -9 $first; wait $first; read x; exec "
+        "echo started; read x; "
+        "kill -9 $first; wait $first; read x; exec "
         f"{' '.join(work(chain, '--length', '1', '--memory', '900M'))}"
     )
     # room for one with its context, in whichever order the two are charged

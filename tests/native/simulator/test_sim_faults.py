@@ -284,7 +284,7 @@ def test_commands_that_mean_nothing_are_refused(sim: Simulator) -> None:
         f"hang pid={os.getpid()}",
         f"clear pid={os.getpid()}",
     ):
-        with pytest.raises(SimError, match="reached nobody"):
+        with pytest.raises(SimError, match="reached no process"):
             sim.control(command)
 
 

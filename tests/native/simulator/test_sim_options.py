@@ -241,7 +241,7 @@ def test_the_runtime_stops_at_the_private_tables(begin: Callable[..., Simulator]
     out = run(
         begin(),
         f"rt = c.CDLL({str(library)!r}); n = c.c_int(); print(rt.cudaGetDeviceCount(c.byref(n)), "
-        f"n.value)",
+        "n.value)",
     )
     assert out.split() == ["500", "0"]
 

@@ -166,7 +166,7 @@ def without_fuse(directory: Path) -> Path:
     hide = "mount --bind /dev/null /dev/fuse"
     program.write_text(
         f'#!/bin/sh\nexec unshare -m sh -c \'{hide} && exec "$0" "$@"\' {BUILD}/bin/qgpu-simgpu '
-        f'"$@"\n'
+        '"$@"\n'
     )
     program.chmod(0o755)
     return build

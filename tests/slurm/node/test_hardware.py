@@ -20,7 +20,7 @@ KERNEL_NS = 500_000_000
 KERNELS = 14  # so long that online comes in their midst on a slow machine too
 OFFLINE = (
     f"qgpu-workload --json --kernel-us 500000 --iters {KERNEL_NS} --requests {KERNELS} "
-    f"--kernels-per-request 1"
+    "--kernels-per-request 1"
 )
 ONLINE = "qgpu-workload --json --kernel-us 500 --iters 500000 --busy 0.05 --idle 0.25 --length 2"
 # a tenth of what is left of such a kernel on average, and far above a stall of this machine

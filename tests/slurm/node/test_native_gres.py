@@ -126,7 +126,7 @@ def test_variables_of_job_step_and_task(live: Live) -> None:
 def test_a_whole_card_asked_for_inside_a_share_inherits_no_shards(live: Live) -> None:
     """Nor is it refused for them: SPANK tells real parts of a card by SLURM_SHARDS_ON_NODE."""
     inner = (
-        f"sbatch --wait --gres=gpu:1 --output=inner.out <<'END'\n#!/bin/bash\nsrun bash -c "
+        "sbatch --wait --gres=gpu:1 --output=inner.out <<'END'\n#!/bin/bash\nsrun bash -c "
         f'"{VARIABLES}"\nEND'
     )
     job = live.submit(inner, "--qos=online", "--gres=qgpu:30")

@@ -93,7 +93,7 @@ def test_the_option_ends_with_its_job(live: Live) -> None:
     home = live.sandbox.layout.home("alice")
     inner = (
         f"sbatch --parsable -o /dev/null --gres=qgpu:10 --wrap true > {home}/inner.id; srun "
-        f"-n1 true && echo end"
+        "-n1 true && echo end"
     )
     (text,) = live.finish(
         live.submit(f"{inner}; env | grep -i spank", "--gres=qgpu:30", "--qgpu-mem=12G")

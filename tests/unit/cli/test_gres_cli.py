@@ -76,7 +76,7 @@ def test_without_the_lua_modules_a_plan_is_a_sentence(
     assert found.exit_code == 1
     said = (
         f"Error: cannot open {tmp_path}/qgpu_job_submit.lua: No such file or directory: "
-        f"install the package again"
+        "install the package again"
     )
     assert found.output == said + "\n"
 

@@ -90,8 +90,8 @@ def test_gres_conf_has_a_line_per_instance_and_one_for_all_shards(config: Config
     ]
     assert (
         "# NodeName=m[1-2] "
-        "Gres=gpu:a100_3g.20gb:2,shard:a100_3g.20gb:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:36G"
-        in render("slurm.conf", config)
+        "Gres=gpu:a100_3g.20gb:2,shard:a100_3g.20gb:200,"
+        "qgpu:online:200,qgpu:offline:800,qgpu_mem:36G" in render("slurm.conf", config)
     )
 
 

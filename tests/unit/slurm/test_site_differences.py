@@ -134,7 +134,8 @@ def test_configless_sites_get_names_without_a_slash() -> None:
         ("jobsubmitplugins=job_submit/lua", ""),
         (
             "AccountingStorageTRES=gres/gpu,license/x",
-            "AccountingStorageTRES=gres/gpu,license/x,gres/shard,gres/qgpu,gres/qgpu:online,gres/qgpu:offline,gres/qgpu_mem",
+            "AccountingStorageTRES=gres/gpu,license/x,gres/shard,gres/qgpu,gres/qgpu:online,"
+            "gres/qgpu:offline,gres/qgpu_mem",
         ),
         ("SelectType=select/linear", "SelectType=select/cons_tres"),
         ("SelectType=select/cons_tres", ""),
