@@ -122,6 +122,9 @@ def prepare_database(cluster: Cluster) -> None:
         "--no-defaults",
         "--user=mysql",
         f"--datadir={folder}/data",
+        # a server deletes the temporary tables that it finds in its folder when it starts, those
+        # of other servers too
+        f"--tmpdir={folder}",
         "--skip-test-db",
         "--auth-root-authentication-method=normal",
         "--innodb-log-file-size=8M",
