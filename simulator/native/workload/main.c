@@ -81,6 +81,7 @@ int main(int argc, char **argv)
     static char out[1 << 16];
     parse_options(&options, argc, argv);
     fork_processes(&options);
+    catch_stops();
     driver_open(&driver, &options);
     driver_alloc_past(&driver, &options, &result);
     driver_take_memory(&driver, &options);

@@ -35,6 +35,13 @@ static void on_signal(int signal)
     stopping = 1;
 }
 
+void catch_stops(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+}
+
 uint64_t now_ns(void)
 {
     struct timespec now;
@@ -256,9 +263,6 @@ static void prepare(struct state *state)
 {
     const struct options *options = state->options;
     struct result *result = state->result;
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
     draw_seed(&state->draw, options->seed);
     draw_seed(&state->sample, options->seed + 1);
     result->latency = malloc(MAX_LATENCIES * sizeof *result->latency);

@@ -143,6 +143,9 @@ uint64_t kernel_iterations(const struct options *options, const struct result *r
  * the worst status. */
 void fork_processes(struct options *options);
 
+/* SIGTERM and SIGINT end the load early; it reports what it did. Call it before the first call of
+ * the driver: kernels are launched before run(), to measure how long they take. */
+void catch_stops(void);
 void run(struct driver *driver, const struct options *options, struct result *result);
 void report(const struct driver *driver, const struct options *options, struct result *result);
 uint64_t now_ns(void);

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from node_support import as_nobody, end, grants, until, work
+from node_support import as_nobody, end, grants, report, until, work
 
 from enforcer.wire import abi
 
@@ -128,8 +128,7 @@ def test_signals_reach_the_program_itself_and_kill_9_ends_the_grant(start):
 
 def test_two_programs_share_a_card_and_the_third_does_not_fit(start):
     chain = start()
-    # longer than the questions below take
-    load = work(chain, "--length", "8", "--kernel-us", "200")
+    load = work(chain, "--length", "600", "--kernel-us", "200")
     first = chain.qgpu(
         "run", "--card", "0", "--share", "30", "--mem", "40G", "--class", "online", "--", *load
     )
@@ -144,8 +143,7 @@ def test_two_programs_share_a_card_and_the_third_does_not_fit(start):
         code, _, err = chain.said("run", "--card", "0", "--mem", "10G", "--", "true")
         assert code == 125 and "write --mem 8G or less" in err
         until(lambda: any(tenant.gate & abi.GATE_WHY_PREEMPTED for tenant in chain.tenants()))
-        outs = [json.loads(process.communicate(timeout=60)[0]) for process in (first, second)]
-        online, offline = outs
+        online, offline = (report(process) for process in (first, second))
         assert online["uuid"] == offline["uuid"]
         assert offline["end_ns"] > online["end_ns"], "it had to wait"
     finally:
@@ -155,7 +153,7 @@ def test_two_programs_share_a_card_and_the_third_does_not_fit(start):
 
 def test_restart_of_qgpud_keeps_the_program_and_its_end_is_noticed(start):
     chain = start()
-    process = chain.qgpu("run", "--", *work(chain, "--length", "4", "--kernel-us", "200"))
+    process = chain.qgpu("run", "--", *work(chain, "--length", "600", "--kernel-us", "200"))
     try:
         until(lambda: any(tenant.procs for tenant in chain.tenants()))
         chain.qgpud.kill()
@@ -163,6 +161,7 @@ def test_restart_of_qgpud_keeps_the_program_and_its_end_is_noticed(start):
         chain.start_qgpud()
         until(lambda: chain.log().count("event=serving") == 2)
         assert len(chain.tenants()) == 1
+        process.terminate()
         assert process.wait(60) == 0
         until(lambda: grants(chain) == set())
     finally:
@@ -300,16 +299,14 @@ def test_bad_words_of_qgpu_card_are_sentences(start):
 
 def test_card_without_isolation_has_neither_cap_nor_gate_and_is_accounted(start):
     chain = start("cards: [{nodes: n1, cards: [1], isolation: none}]\n")
-    load = work(chain, "--length", "2", "--kernel-us", "200")
+    load = work(chain, "--length", "600", "--kernel-us", "200")
     online = chain.qgpu("run", "--card", "1", "--class", "online", "--mem", "1G", "--", *load)
     offline = chain.qgpu("run", "--card", "1", "--mem", "1G", "--", *load, "--alloc-past", "4GiB")
     try:
-        until(lambda: sum(tenant.procs for tenant in chain.tenants()) == 2)
+        until(lambda: [tenant.launches > 0 for tenant in chain.tenants()] == [True, True])
         assert all(tenant.ungoverned and tenant.mem_cap > 79 * GIB for tenant in chain.tenants())
         jobs = {tenant.job_class: tenant.job_id for tenant in chain.tenants()}
-        first, second = (
-            json.loads(process.communicate(timeout=60)[0]) for process in (online, offline)
-        )
+        first, second = (report(process) for process in (online, offline))
         assert second["alloc"]["refused"] is False, "no cap"
         assert second["start_ns"] < first["end_ns"], "no gate: it works beside the online one"
         until(lambda: grants(chain) == set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -228,6 +229,18 @@ def end(process: subprocess.Popen[Any]) -> None:
     if process.poll() is None:
         process.kill()
     process.communicate()
+
+
+def report(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """End a workload and return what it reports. A test ends it when it has seen what it needs: a
+    fixed length would be too short on a busy machine. It must have launched something: a signal
+    that comes before the program has started kills it.
+    """
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
 
 
 def grants(chain: Chain) -> set[str]:
