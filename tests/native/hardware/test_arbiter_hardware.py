@@ -15,11 +15,14 @@ from hardware_support import Node, Program, node
 from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
-LONG_US = 60_000
+# Of a kernel: a stop that comes late, on a busy machine, still finds it running.
+LONG_US = 500_000
 
 
-def runs_on(program: Program, seconds: float) -> bool:
-    """Whether the kernel is still unfinished after so long."""
+def runs_on(program: Program, seconds: float = 1.3 * LONG_US / 1e6) -> bool:
+    """Whether the kernel is still unfinished after that time. The default is longer than the
+    kernel takes, so it was stopped.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not program.ask("peer.running()"):
@@ -68,9 +71,7 @@ def test_a_kernel_that_already_runs_is_stopped_and_goes_on(tmp_path: Path, metho
         stopped = here.becomes(2, "stopped")
         assert (stopped.stops, stopped.continues, sum(stopped.stop_hist)) == (1, 0, 1)
         if method != "timeslice":
-            assert runs_on(offline, 3 * LONG_US / 1e6), (
-                "the kernel went on although its groups are stopped"
-            )
+            assert runs_on(offline), "the kernel went on although its groups are stopped"
         online.ask("peer.tenant.finish()")
         ready = here.becomes(2, "ready")
         ends(offline)
@@ -89,7 +90,7 @@ def test_who_has_no_work_is_not_stopped_until_it_shows_some(tmp_path: Path) -> N
         offline.ask("peer.cuda.launch(60000)")  # past the gate
         offline.ask("setattr(peer.tenant.slot.fences[0], 'submitted', 7)")
         here.becomes(2, "stopped")
-        assert runs_on(offline, 0.15)
+        assert runs_on(offline)
         online.ask("peer.tenant.finish()")
         here.becomes(2, "ready")
         offline.ask("setattr(peer.tenant.slot.fences[0], 'done', 7)")
@@ -102,7 +103,7 @@ def test_groups_reported_while_the_tenant_is_stopped_are_stopped_too(tmp_path: P
         first = here.tenant(2)
         for _ in range(3):
             offline.ask("peer.tell()")
-        assert runs_on(offline, 0.15)
+        assert runs_on(offline)
         online.ask("peer.tenant.finish()")
         ready = here.becomes(2, "ready")
         ends(offline)
@@ -188,7 +189,7 @@ def test_a_successor_first_continues_what_its_predecessor_stopped(tmp_path: Path
     with node(tmp_path) as here:
         _online, offline = preempted(here)
         here.arbiter.stop(signal.SIGKILL)
-        assert runs_on(offline, 0.15), "nobody continued it, as no shim is here"
+        assert runs_on(offline), "nobody continued it, as no shim is here"
         here.arbiter.start()
         here.link.close()
         here.sync((1, "online"), (2, "offline"))
@@ -211,7 +212,7 @@ def test_both_cards_of_a_job_are_stopped_together(tmp_path: Path) -> None:
         online.ask("peer.tenant.begin() and peer.tenant.ring()")
         here.becomes(2, "stopped", 0)
         here.becomes(2, "stopped", 1)
-        assert runs_on(second, 0.15)
+        assert runs_on(second)
         online.ask("peer.tenant.finish()")
         ends(first)
         ends(second)
@@ -234,7 +235,7 @@ def test_quick_changes_end_in_the_right_state(tmp_path: Path) -> None:
         offline.ask("peer.cuda.launch(60000)")
         offline.ask("setattr(peer.tenant.slot.fences[0], 'submitted', 99)")
         here.becomes(2, "stopped")
-        assert runs_on(offline, 0.15)
+        assert runs_on(offline)
 
 
 def test_weights_set_slices_by_share_and_open_the_gates(tmp_path: Path) -> None:
