@@ -10,11 +10,15 @@ import shim_support as s
 pytestmark = pytest.mark.native
 
 
-def window(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int) -> None:
-    """A window of 500 us and a function whose duration has been learned."""
+def window(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int, window_us: int = 500) -> None:
+    """A window and a function whose duration has been learned.
+
+    Where a test counts launches up to a full window, kernels and window are long: work that has
+    run for twice its estimate counts for more, and a busy machine may take 200 us to launch five.
+    """
     # the last ones are learned from when the next are launched
     s.learned(arbiter, probe, kernel_us, 18)
-    arbiter.card.gate_page.window_us = 500
+    arbiter.card.gate_page.window_us = window_us
     assert probe.ask("hold 1") == 0
 
 
@@ -32,11 +36,11 @@ def test_window_bounds_work_in_flight(arbiter: s.FakeArbiter, probe: s.Probe) ->
 
 
 def test_window_takes_what_fits_and_no_more(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    window(arbiter, probe, 100)
+    window(arbiter, probe, 900, 4500)
     bypassed = arbiter.card.proc("window_bypass")
     assert probe.ask("launch 0 0x10 5") == 0
     assert arbiter.card.proc("window_bypass") == bypassed
-    assert arbiter.card.proc("inflight_us") == 500
+    assert arbiter.card.proc("inflight_us") == 4500
     started = time.monotonic()
     assert probe.ask("launch 0 0x10 1") == 0  # the sixth does not fit and nothing moves
     assert time.monotonic() - started >= 0.002
@@ -160,6 +164,7 @@ def test_a_new_function_may_take_longer_than_its_first_launches(
     fifty.
     """
     s.learned(arbiter, probe, 10, 3)
+    arbiter.card.gate_page.window_us = 4800
     assert probe.ask("hold 1") == 0
     bypassed = arbiter.card.proc("window_bypass")
     assert probe.ask("launch 0 0x10 8") == 0
