@@ -23,11 +23,15 @@ def workload(*more: str) -> list[Any]:
 
 
 def start_neighbour(node: Node, way: Way = "qgpu", least_s: float = 0) -> Process:
-    """A program that computes the same again and again and compares every result with its first."""
+    """A program that computes the same again and again and compares every result with its first.
+
+    On the simulator it runs until neighbour_is_well() ends it: beside other work that needs the
+    processors no fixed length is long enough.
+    """
     seconds = max(least_s, 4.0 if node.place.quick else 8.0)
     if node.place.simulated:
         argv = workload(
-            "--kernel-us", "200", "--iters", "200000", "--length", f"{seconds}", "--memory", "64M"
+            "--kernel-us", "200", "--iters", "200000", "--length", "600", "--memory", "64M"
         )
     else:
         argv = [node.place.program("features"), "loop", f"{seconds}"]
@@ -35,7 +39,9 @@ def start_neighbour(node: Node, way: Way = "qgpu", least_s: float = 0) -> Proces
 
 
 def neighbour_is_well(node: Node, process: Process) -> Iterator[Yield]:
-    """It ended by itself, with every result right."""
+    """It was still at work, or ended by itself, with every result right."""
+    if node.place.simulated:
+        process.terminate()
     told = node.told(process, 120)
     right = told["errors"] == 0 if node.place.simulated else told["wrong"] == 0
     yield f"neighbour: {told.get('rounds', told.get('requests'))} results"
@@ -95,7 +101,7 @@ def illegal_address(node: Node, way: Way = "qgpu") -> Iterator[Yield]:
         time.sleep(3)
     if node.place.simulated:
         victim = node.start(
-            workload("--kernel-us", "200", "--iters", "200000", "--length", "20"), way
+            workload("--kernel-us", "200", "--iters", "200000", "--length", "600"), way
         )
         working(node, 2)
         sim = Simulator(SimConfig(node.directory / "sim", "local"), BUILD, node.simulator)
