@@ -151,11 +151,12 @@ def test_online_stops_offline_and_offline_comes_back(tmp_path: Path, node: Node)
     with governed(tmp_path, node, *jobs) as (arbiter, (online, offline)):
         batch = node.start(offline, "--length", "600", "--no-sync-each=64")
         a.wait_for(lambda: stats(arbiter)[OFFLINE].launches > 100, "offline works")
-        service = node.start(online, "--length", "1", "--no-sync-each=64")
+        service = node.start(online, "--length", "600", "--no-sync-each=64")
         a.wait_for(lambda: stats(arbiter)[ONLINE].launches > 100, "online works")
         before = stats(arbiter)[OFFLINE].launches
         time.sleep(0.4)
         during = stats(arbiter)[OFFLINE].launches - before
+        service.terminate()
         summary(service)
         stopped = stats(arbiter)[OFFLINE].launches
         a.wait_for(lambda: stats(arbiter)[OFFLINE].launches > stopped + 100, "offline resumes")
@@ -174,15 +175,15 @@ def test_window_holds_with_real_completion(tmp_path: Path, node: Node) -> None:
     with governed(tmp_path, node, *jobs) as (arbiter, (online, offline)):
         service = node.start(online, "--requests", "2000", "--busy", "0.05", "--idle", "0.5")
         a.wait_for(lambda: stats(arbiter)[ONLINE].launches > 0, "online is registered")
-        process = node.start(offline, "--length", "2", "--no-sync-each=64")
+        process = node.start(offline, "--length", "600", "--no-sync-each=64")
         a.wait_for(lambda: stats(arbiter)[OFFLINE].gate & s.WINDOW, "the window is set")
+        before = stats(arbiter)[OFFLINE].launches
+        a.wait_for(lambda: stats(arbiter)[OFFLINE].launches > before + 300, "kernels get through")
+        process.terminate()
         result, error = summary(process)
         service.send_signal(signal.SIGKILL)
         service.communicate()
-    assert error == ""
-    assert result["kernels"] > 300, (
-        "of 100 us each, about two thirds of two seconds on an idle machine"
-    )
+    assert (result["errors"], error) == (0, "")
 
 
 def test_two_offline_tenants_share_by_weight(tmp_path: Path, node: Node) -> None:
@@ -203,7 +204,7 @@ def test_jobs_survive_an_arbiter_that_is_killed(tmp_path: Path, node: Node) -> N
     grant = node.grant(OFFLINE, "offline", 50, run_dir)
     with arbiter.link() as link:
         link.sync([a.settings(node.uuid)], [grant])
-    process = node.start(grant, "--length", "3", "--no-sync-each=64", "--memory", "2GiB")
+    process = node.start(grant, "--length", "600", "--no-sync-each=64", "--memory", "2GiB")
     a.wait_for(lambda: stats(arbiter)[OFFLINE].launches > 100, "it works")
     arbiter.stop(signal.SIGKILL)
     arbiter.start()
@@ -212,6 +213,7 @@ def test_jobs_survive_an_arbiter_that_is_killed(tmp_path: Path, node: Node) -> N
     a.wait_for(lambda: stats(arbiter)[OFFLINE].procs == 1, "it registers again")
     assert stats(arbiter)[OFFLINE].mem_used == 2 * s.GIB
     a.wait_for(lambda: stats(arbiter)[OFFLINE].launches > 100, "it works again")
+    process.terminate()
     result, error = summary(process)
     assert (result["errors"], error) == (0, "")
     arbiter.stop()
