@@ -23,7 +23,7 @@ def known(live: Live, *jobs: int) -> None:
     once.
     """
     live.until(
-        lambda: all(live.sacct(job, "state") != [""] for job in jobs), 15, f"{jobs} in sacct"
+        lambda: all(live.sacct(job, "state") != [""] for job in jobs), 60, f"{jobs} in sacct"
     )
 
 
@@ -74,7 +74,7 @@ def test_preemptions_and_denials_are_counted(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.3", "--idle", "0.4", "--length", "1.6")
     offline = live.submit(
-        work("--length", "3"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
+        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
     )
     live.wait_state(offline, "RUNNING")
     online = live.submit(
@@ -83,14 +83,16 @@ def test_preemptions_and_denials_are_counted(live: Live) -> None:
         "--gres=qgpu:50,qgpu_mem:4G",
         *node,
     )
-    live.finish(offline, online)
+    live.finish(online)
+    live.cancel(offline)
+    live.finish(offline)
     known(live, offline, online)
     found = live.report(offline, online)
     (below,), (above,) = found[offline]["grants"], found[online]["grants"]
     assert below["card"] == above["card"]
     assert below["preempted"] >= 2
-    # Each burst of 0.3 s, and the 0.1 s behind it in which offline still waits.
-    assert 0.6 <= below["suspended_s"] <= 2.0
+    # Two bursts of 0.3 s or more.
+    assert below["suspended_s"] >= 0.6 and below["busy_s"] > 0
     assert (above["preempted"], above["suspended_s"]) == (0, 0)
     assert above["denied"] == 1
     assert any("--gres=qgpu:50,qgpu_mem:5G" in line for line in found[online]["advice"])
@@ -290,11 +292,13 @@ def test_harvest_is_what_offline_did_beside_online(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.2", "--idle", "0.6", "--length", "3")
     offline = live.submit(
-        work("--length", "6"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
+        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
     )
     live.wait_state(offline, "RUNNING")
     online = live.submit(work(*duty), "--qos=online", "--gres=qgpu:50,qgpu_mem:4G", *node)
-    live.finish(online, offline)
+    live.finish(online)
+    live.cancel(offline)
+    live.finish(offline)
     known(live, online, offline)
     found = live.report(online, offline)
     (above,), (below,) = found[online]["grants"], found[offline]["grants"]

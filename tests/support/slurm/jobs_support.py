@@ -87,7 +87,7 @@ class Live:
         path = self.sandbox.layout.home(user) / f"{job}.out"
         return path.read_text() if path.exists() else ""
 
-    def finish(self, *jobs: int, seconds: float = 30) -> list[str]:
+    def finish(self, *jobs: int, seconds: float = 90) -> list[str]:
         """Wait for the end of jobs of alice, and return what each wrote."""
         for job in jobs:
             self.wait_gone(job, seconds)
