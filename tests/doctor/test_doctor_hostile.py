@@ -84,7 +84,7 @@ def test_a_loop_of_links_a_queue_and_a_device_end_at_once(tmp_path: Path) -> Non
     began = time.monotonic()
     assert [Host().read(tmp_path / name) for name in ("a", "queue")] == [None, None]
     assert Host().read("/dev/zero") is None and distrust(tmp_path / "a") is not None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_users_processes_are_no_daemons(site: Site) -> None:
@@ -108,7 +108,7 @@ def test_a_users_queue_in_the_place_of_a_file_does_not_hang(site: Site, inside: 
     os.chown(site.root / inside, USER, USER)
     began = time.monotonic()
     failed = {check.name for check in site.checks() if check.status == "fail"}
-    assert "files" in failed and time.monotonic() - began < 20
+    assert "files" in failed and time.monotonic() - began < 60
 
 
 def test_a_users_shim_is_not_loaded(site: Site, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def start(path: Path, **env: str) -> subprocess.CompletedProcess[str]:
         "unset LD_PRELOAD; echo started",
     ]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=20, env={"PATH": "/usr/bin:/bin"} | env
+        command, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"} | env
     )
 
 

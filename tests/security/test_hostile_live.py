@@ -53,7 +53,7 @@ def node(
         yield rig
         assert rig.arbiter.poll() is None, (rig.directory / "arbiter.log").read_text()
         rig.arbiter.terminate()
-        assert rig.arbiter.wait(20) == 0, (rig.directory / "arbiter.log").read_text()
+        assert rig.arbiter.wait(60) == 0, (rig.directory / "arbiter.log").read_text()
 
 
 def tenant(rig: Rig, job: int) -> TenantStats:

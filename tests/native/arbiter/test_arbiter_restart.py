@@ -101,7 +101,7 @@ def test_daemon_restart_moves_no_gate(tmp_path: Path) -> None:
 def test_second_arbiter_in_the_same_directory_refuses(tmp_path: Path) -> None:
     with arbiter(tmp_path) as one:
         second = subprocess.run(
-            [one.binary, "--run-dir", one.run_dir], capture_output=True, text=True, timeout=10
+            [one.binary, "--run-dir", one.run_dir], capture_output=True, text=True, timeout=60
         )
         assert second.returncode == 1 and "another qgpu-arbiter serves" in second.stderr
         assert one.link().hello()
@@ -115,6 +115,6 @@ def test_run_dir_that_others_can_write_is_refused(tmp_path: Path) -> None:
     link.symlink_to(tmp_path)
     for bad in (open_dir, link):
         done = subprocess.run(
-            [Arbiter(bad).binary, "--run-dir", bad], capture_output=True, text=True, timeout=10
+            [Arbiter(bad).binary, "--run-dir", bad], capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 1 and "no other user can write" in done.stderr

@@ -138,7 +138,7 @@ def test_who_has_long_kernels_is_not_soon_called_stuck(tmp_path: Path) -> None:
         wait_for(lambda: not tenant.closed, "open")
         assert tenant.begin()
         time.sleep(0.3)
-        assert tenant_stats(link, 1).passed_over, "nothing was known of it"
+        wait_for(lambda: tenant_stats(link, 1).passed_over, "nothing was known of it")
         tenant.finish()
         wait_for(lambda: not tenant_stats(link, 1).passed_over, "it ended")
         assert tenant.begin()

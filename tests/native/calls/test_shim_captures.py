@@ -104,6 +104,6 @@ def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) ->
         assert program.stdout.readline().strip() == "0 spoiled", (
             program.stderr and program.stderr.read()
         )
-        assert program.wait(20) == 0
+        assert program.wait(60) == 0
         watch.close()
     assert turns > 5

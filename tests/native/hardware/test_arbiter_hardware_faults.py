@@ -159,7 +159,7 @@ def test_the_end_of_the_arbiter_does_not_wait_for_a_driver_that_hangs(tmp_path: 
         closed_by(online, offline)
         begin = time.monotonic()
         assert here.arbiter.stop() == 0
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30
         here.arbiter.start()
 
 

@@ -166,7 +166,7 @@ def test_no_stopped_context_is_destroyed(here: g.Place, answers: bool) -> None:
     told.schedule(False)
     began = time.monotonic()
     assert program.ask(RELEASE, 10) == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     here.arbiter.hear(lambda: not here.arbiter.known())
     asked = [t for t in here.arbiter.told if t.flags & g.LEAVE]
     assert len(asked) == 1 and asked[0].groups == told.groups
@@ -254,7 +254,7 @@ def test_a_stopped_program_that_is_killed_is_gone(here: g.Place) -> None:
     here.arbiter.order(g.STOP, g.SCHEDULE)
     program.ask(RUN)
     program.process.send_signal(signal.SIGKILL)
-    assert program.process.wait(10) == -signal.SIGKILL
+    assert program.process.wait(60) == -signal.SIGKILL
 
 
 def test_a_hanging_teller_thread_harms_no_other(here: g.Place) -> None:

@@ -84,7 +84,7 @@ def table():  # type: ignore[no-untyped-def]
     yield running
     assert running.process.stdin
     running.process.stdin.close()
-    assert running.process.wait(20) == 0
+    assert running.process.wait(60) == 0
 
 
 @dataclass

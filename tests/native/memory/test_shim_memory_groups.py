@@ -368,7 +368,7 @@ def test_dead_process_that_stays_is_not_waited_for_for_ever(tmp_path: Path) -> N
         other = running.run("mem_share", "external")
         other.at("begin")
         other.on()
-        output, error = other.process.communicate(timeout=20)
+        output, error = other.process.communicate(timeout=60)
         # 64 beside 64 + 200 of 256: refused in the end
         assert other.process.returncode == 3, (output, error)
         assert "allocation of 64.0 MiB refused: job 4711 holds 264.0 of 256.0 MiB" in error

@@ -99,10 +99,10 @@ def refused_at_cap(site: Site) -> None:
 def exchange(site: Site, arbiters: int) -> None:
     """Jobs run while arbiters follow each other: killed, or ended politely."""
     site.serve()
-    batch = site.job(OFFLINE, "--length", "120", "--no-sync-each=64", "--memory", "2GiB")
+    batch = site.job(OFFLINE, "--length", "600", "--no-sync-each=64", "--memory", "2GiB")
     site.works(OFFLINE, "offline works")
     for number in range(arbiters - 1):
-        service = site.job(ONLINE, "--length", "120", "--no-sync-each=64")
+        service = site.job(ONLINE, "--length", "600", "--no-sync-each=64")
         a.wait_for(lambda: stats(site.arbiter)[ONLINE].busy, "online works")
         a.wait_for(
             lambda: stats(site.arbiter)[OFFLINE].gate & abi.GATE_CLOSED, "and offline is closed"

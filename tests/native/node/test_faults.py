@@ -83,7 +83,7 @@ def test_sticky_error_of_one_tenant_harms_no_other(rig: Rig) -> None:
     works(rig, OFFLINE, "both work")
     works(rig, NEIGHBOUR, "both work")
     rig.fault(f"sticky pid={ill.pid}")
-    assert ill.wait(10) == 1, "its program learns of the error"
+    assert ill.wait(60) == 1, "its program learns of the error"
     works(rig, NEIGHBOUR, "the other goes on")
     wait_for(
         "the sick one's charge is gone", lambda: (tenant(rig).procs, tenant(rig).mem_used) == (0, 0)
@@ -296,7 +296,7 @@ def test_many_processes_share_one_cap_from_its_first_byte(rig: Rig) -> None:
     assert line(crowd) == "over"
     wait_for("all are gone", lambda: (tenant(rig).procs, tenant(rig).mem_used) == (0, 0))
     on(crowd)
-    assert crowd.wait(10) == 0
+    assert crowd.wait(60) == 0
     assert "GiB on this card" in crowd.communicate()[1]
 
 
@@ -328,7 +328,7 @@ def test_program_that_closes_all_descriptors_is_still_governed(rig: Rig) -> None
     assert (tenant(rig).procs, closed(rig)) == (1, True)
     kill(service)
     launches = int(line(odd))
-    assert odd.wait(10) == 0, odd.communicate()
+    assert odd.wait(60) == 0, odd.communicate()
     wait_for("its launches are counted, each once", lambda: tenant(rig).launches == launches)
 
 
@@ -337,7 +337,7 @@ def test_program_that_executes_itself_is_one_process(rig: Rig) -> None:
     for _ in range(11):
         assert line(odd) == "again"
         assert tenant(rig).procs == 1 and tenant(rig).mem_used <= 64 * MIB
-    assert odd.wait(10) == 0, odd.communicate()
+    assert odd.wait(60) == 0, odd.communicate()
     wait_for("nothing is left", lambda: (tenant(rig).procs, tenant(rig).mem_used) == (0, 0))
 
 
@@ -347,6 +347,6 @@ def test_kernels_that_spin_for_another_stream_come_through_a_full_window(rig: Ri
     begun = time.monotonic()
     odd = task(rig, "spin", "40")
     assert line(odd) == "done"
-    assert time.monotonic() - begun < 10, "each round waits a few milliseconds, not for ever"
+    assert time.monotonic() - begun < 30, "each round waits a few milliseconds, not for ever"
     kill(idle)
-    assert odd.wait(10) == 0
+    assert odd.wait(60) == 0

@@ -42,7 +42,7 @@ def restart_qgpud(chain: Chain, sig: int) -> None:
     """The daemon ends and comes again; the jobs' arbiter hears the list once more."""
     synced = chain.log().count("event=arbiter-synced")
     chain.qgpud.send_signal(sig)
-    chain.qgpud.wait(10)
+    chain.qgpud.wait(60)
     chain.start_qgpud()
     until(lambda: chain.log().count("event=arbiter-synced") > synced)
 
@@ -51,7 +51,7 @@ def exchange_arbiter(chain: Chain) -> None:
     """Another arbiter follows, as a package's update leaves it; qgpud finds it by itself."""
     synced = chain.log().count("event=arbiter-synced")
     chain.arbiter.terminate()
-    chain.arbiter.wait(10)
+    chain.arbiter.wait(60)
     (chain.opt / "bin/qgpu-arbiter").unlink()
     (chain.opt / "bin/qgpu-arbiter").write_bytes((BUILD / "bin/qgpu-arbiter").read_bytes())
     (chain.opt / "bin/qgpu-arbiter").chmod(0o755)
@@ -74,7 +74,7 @@ def test_daemons_are_exchanged_under_live_jobs(chain: Chain) -> None:
     """Each step by itself: the jobs work on, keep what they hold, and their use is booked on."""
     assert chain.hook("prolog", FIRST, "qgpu/1 class=offline share=50 mem=4096") == 0
     assert chain.hook("prolog", SECOND, "qgpu/1 class=offline share=30 mem=4096") == 0
-    load = ("--length", "170", "--kernel-us", "200")
+    load = ("--length", "600", "--kernel-us", "200")
     running = {
         FIRST: chain.task(FIRST, "--memory", "1G", *load),
         SECOND: chain.task(SECOND, "--memory", "512M", *load),
@@ -98,7 +98,7 @@ def test_daemons_are_exchanged_under_live_jobs(chain: Chain) -> None:
             held = {job: found.mem_used // MIB for job in running if (found := tenant(chain, job))}
             assert held == {FIRST: 1024, SECOND: 512}
             short_job(chain, 100 + number)
-            until(lambda most=booked: chain.usage(FIRST).launches > most, 10)
+            until(lambda most=booked: chain.usage(FIRST).launches > most)
             booked = chain.usage(FIRST).launches
         # qgpud tells contexts to the new arbiter
         until(lambda: all(t.mem_extra for t in chain.tenants()))

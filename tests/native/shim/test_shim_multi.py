@@ -60,7 +60,7 @@ def test_launch_on_two_cards_waits_until_both_are_open(tmp_path: Path) -> None:
         assert (launches(first), launches(second)) == (0, 0), "not counted before it goes"
         open_(0)
         assert program.stdout.readline().strip() == "launched"
-        assert program.wait(20) == 0
+        assert program.wait(60) == 0
         for one in (*watch, *busy):
             one.close()
 
@@ -93,6 +93,6 @@ def test_graph_with_memory_on_two_cards_is_charged_to_both(tmp_path: Path) -> No
         assert [slot(one, program.pid).mem_used for one in watch] == [0, 0]
         program.stdin.write("\n")
         program.stdin.flush()
-        assert program.wait(20) == 0
+        assert program.wait(60) == 0
         for one in watch:
             one.close()

@@ -123,7 +123,7 @@ class Python:
         return self.told()
 
     def end(self) -> str:
-        error = self.process.communicate(timeout=20)[1]
+        error = self.process.communicate(timeout=60)[1]
         assert self.process.returncode == 0, error
         return error or ""
 

@@ -35,7 +35,7 @@ def test_signal_ends_a_program_at_the_closed_gate_at_once(rig: Rig, number: sign
         time.sleep(0.05)
         assert process.poll() is None
         process.send_signal(number)
-        assert process.wait(20) == -number, "at once: its gate is not opened for it"
+        assert process.wait(60) == -number, "at once: its gate is not opened for it"
         process.communicate()
         wait_for("nobody waits any more", lambda: not tenant(rig).busy, 1)
 
@@ -144,7 +144,7 @@ def test_without_an_arbiter_a_new_program_waits_and_memory_stays_shut(rig: Rig) 
     time.sleep(3)
     assert not any(piece.pid == process.pid for piece in rig.trace()), "nothing of it ran"
     rig.start_arbiter()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert out.split() == ["True"]
     first, second = sorted(err.splitlines())
     assert "no device memory: the arbiter of this node did not register process" in first
@@ -163,7 +163,7 @@ def test_after_a_fault_allocations_say_what_the_driver_says(rig: Rig) -> None:
     program = python(rig, code, stdin=subprocess.PIPE)
     assert line(program) == "ready"
     rig.fault(f"sticky pid={program.pid} code=700")
-    out, err = program.communicate("\n", timeout=20)
+    out, err = program.communicate("\n", timeout=60)
     assert (out.split(), err, program.returncode) == (["700"] * 5, "", 0)
     assert tenant(rig).mem_denied == 0
 

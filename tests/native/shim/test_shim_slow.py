@@ -103,7 +103,7 @@ def test_call_that_does_not_return_stops_its_thread_alone(rig: Rig, call: str, w
     wait_for("it goes on too", lambda: not program.standing(), 10)
     last = program.order("e").split()
     assert all(int(n) > b for n, b in zip(last, before, strict=True))
-    out, err = program.process.communicate(timeout=10)
+    out, err = program.process.communicate(timeout=60)
     assert (program.process.returncode, err) == (0, ""), (program.process.returncode, out, err)
 
 
@@ -122,7 +122,7 @@ def test_full_queue_of_one_card_does_not_stop_the_other(
         short_window(rig)
     program = Program(rig, "behind", where)
     assert program.line() == "1 1"
-    assert program.process.wait(10) == 0, program.process.communicate()
+    assert program.process.wait(60) == 0, program.process.communicate()
 
 
 def waits_for_it(rig: Rig, what: str, tells: str) -> bool:
@@ -139,7 +139,7 @@ def waits_for_it(rig: Rig, what: str, tells: str) -> bool:
     program.process.stdin.write("\n")
     waits = not readable_within(program.process.stdout.fileno(), 0.5)
     rig.fault(f"clear pid={program.process.pid}")
-    out, err = program.process.communicate("\n", timeout=10)
+    out, err = program.process.communicate("\n", timeout=60)
     assert (program.process.returncode, out, err) == (0, f"{tells}\nover\n", "")
     wait_for("nothing of it is on the card", lambda: not rig.link.stats()[0].busy)
     return waits

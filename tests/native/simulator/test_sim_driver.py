@@ -127,7 +127,7 @@ def test_kill_frees_memory_and_cuts_the_kernel(sim: Simulator) -> None:
         victim.kill()
         freed = int(watcher.stdout.readline())
         assert freed - killed < 2_000_000_000  # its kernel would have taken 5 s
-        watcher.wait(10)
+        watcher.wait(60)
         sim.stop()
         (piece,) = [p for p in sim.intervals() if p.pid == victim.pid][-1:]
         assert piece.cut and killed <= piece.t_end < killed + 50_000_000

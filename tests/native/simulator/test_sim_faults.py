@@ -60,8 +60,8 @@ def test_a_sticky_error_kills_one_process_only(sim: Simulator) -> None:
     assert [say(sick, call) for call in calls] == ["700"] * len(calls)
     say(well, "g.launch(10, s)")
     assert say(well, 'g.raw("cuStreamSynchronize", s)') == "0"
-    sick.communicate(timeout=20)
-    well.communicate(timeout=20)
+    sick.communicate(timeout=60)
+    well.communicate(timeout=60)
     sim.stop()
     assert [(x.cut, x.duration < 3_000_000_000) for x in sim.intervals() if x.pid == sick.pid] == [
         (True, True)
@@ -78,7 +78,7 @@ def test_a_sticky_error_wakes_waiting_threads(sim: Simulator) -> None:
     )
     up(process)
     sim.control(f"sticky pid={process.pid} code=719")
-    assert process.communicate(timeout=20)[0].strip() == "719"
+    assert process.communicate(timeout=60)[0].strip() == "719"
 
 
 def test_a_hung_kernel_ends_with_its_process(sim: Simulator) -> None:
@@ -93,7 +93,7 @@ def test_a_hung_kernel_ends_with_its_process(sim: Simulator) -> None:
     assert say(hung, 'g.raw("cuStreamQuery", s)') == "600"
     hung.kill()
     hung.communicate()
-    other.communicate(timeout=20)
+    other.communicate(timeout=60)
     sim.stop()
     pieces = [x for x in sim.intervals() if x.pid == hung.pid]
     assert pieces[-1].cut and not any(x.last and not x.cut for x in pieces)
@@ -114,7 +114,7 @@ def test_a_hung_kernel_that_is_not_stopped_keeps_the_card(tmp_path: Path) -> Non
         hung.kill()
         assert say(other, 'g.raw("cuStreamSynchronize", s)') == "0"
         hung.communicate()
-        other.communicate(timeout=20)
+        other.communicate(timeout=60)
 
 
 TIMED = """
@@ -138,7 +138,7 @@ def test_a_named_call_takes_longer_as_often_as_asked(sim: Simulator) -> None:
     assert min(seconds[:2]) >= 0.2 > min(seconds[2:]), "the machine may stall, but not each time"
     assert min(float(say(other, alloc).split()[1]) for _ in range(3)) < 0.2
     for name in (process, other):
-        name.communicate(timeout=20)
+        name.communicate(timeout=60)
 
 
 def test_any_call_can_take_longer(sim: Simulator) -> None:
@@ -151,7 +151,7 @@ def test_any_call_can_take_longer(sim: Simulator) -> None:
         assert float(say(process, call).split()[1]) >= 0.05
     assert sim.control("clear") >= 1
     assert min(float(say(process, calls[2]).split()[1]) for _ in range(3)) < 0.05
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
 def test_a_call_that_fails_does_nothing(sim: Simulator) -> None:
@@ -161,7 +161,7 @@ def test_a_call_that_fails_does_nothing(sim: Simulator) -> None:
     launch = 'g.raw("cuLaunchKernel", g.work, 1, 1, 1, 1, 1, 1, 0, s, params, None)'
     assert [say(process, launch) for _ in range(3)] == ["719", "0", "0"]
     assert say(process, 'g.raw("cuStreamSynchronize", s)') == "0"
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     sim.stop()
     assert sum(piece.kind == Kind.KERNEL for piece in sim.intervals()) == 2
 
@@ -177,8 +177,8 @@ def test_a_blocked_call_returns_when_it_is_cleared(sim: Simulator) -> None:
     time.sleep(0.1)  # that it does not return cannot be waited for
     sim.control(f"clear pid={process.pid}")
     status, seconds = process.stdout.readline().split()
-    assert status == "0" and float(seconds) >= 0.1 and time.monotonic() - begin < 10
-    process.communicate(timeout=20)
+    assert status == "0" and float(seconds) >= 0.1 and time.monotonic() - begin < 30
+    process.communicate(timeout=60)
 
 
 def test_faults_from_the_start_reach_processes_to_come(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_nvml_hangs_until_it_is_cleared(sim: Simulator) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.2)
     sim.control("clear")
-    assert process.communicate(timeout=20)[0] == "0\n"
+    assert process.communicate(timeout=60)[0] == "0\n"
 
 
 def test_the_card_stalls(sim: Simulator) -> None:
@@ -244,7 +244,7 @@ def test_the_card_stalls(sim: Simulator) -> None:
     say(process, "g.launch(100_000, s)")
     sim.control("stall us=50000")
     assert say(process, 'g.raw("cuStreamSynchronize", s)') == "0"
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     sim.stop()
     pieces = [x for x in sim.intervals() if x.work == 100_000_000]
     assert len(pieces) == 2 and sum(x.duration for x in pieces) == 100_000_000

@@ -139,8 +139,8 @@ def test_a_limit_holds_for_the_group_alone(sim: Simulator, group: Path) -> None:
     )
     assert used.split() == [str(MIB), str(1400 * MIB), str(1100 * MIB), "4096"]
     assert run(sim, "g = Cuda(); print(bool(g.try_alloc(2 << 30)))").split() == ["True"]
-    second.communicate("\n", timeout=20)
-    _, err = first.communicate("\n", timeout=20)
+    second.communicate("\n", timeout=60)
+    _, err = first.communicate("\n", timeout=60)
     assert first.returncode == 0, err
 
 

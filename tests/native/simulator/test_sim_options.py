@@ -136,7 +136,7 @@ def test_rules_that_mean_nothing_are_refused(tmp_path: Path, text: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode == 2 and "PATTERN DURATION" in done.stderr
 
@@ -171,7 +171,7 @@ def test_utilization_of_processes(begin: Callable[..., Simulator]) -> None:
     assert (
         (count, pid, other) == (1, process.pid, 0) and 50 < busy <= 100 and abs(mine - busy) <= 15
     )
-    process.communicate("\n", timeout=20)
+    process.communicate("\n", timeout=60)
 
 
 def test_words_of_64_bits_batches_rows_and_peers(begin: Callable[..., Simulator]) -> None:

@@ -94,7 +94,7 @@ def test_words_arrive_in_every_kind_of_memory(
     process.stdin.flush()
     assert process.stdout.readline() == "unregistered\n"
     assert _mapped(sim) == 0
-    process.communicate("\n", timeout=10)
+    process.communicate("\n", timeout=60)
     assert process.returncode == 0
 
 

@@ -65,7 +65,7 @@ def test_cuda_visible_devices(sim: Simulator) -> None:
 def test_without_a_server_there_is_no_device(sim: Simulator, tmp_path: Path) -> None:
     begin = time.monotonic()
     assert run(sim, VISIBLE, QGPU_SIM_DIR=str(tmp_path / "nowhere")).split() == ["100"]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 def test_a_second_server_is_refused_and_a_killed_one_is_replaced(sim: Simulator) -> None:
@@ -88,7 +88,7 @@ def test_clients_notice_the_end_of_the_server(sim: Simulator) -> None:
     )
     assert process.stdout and process.stdout.readline() == "up\n"
     sim.process.kill()
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert out.strip() == "46", err
 
 

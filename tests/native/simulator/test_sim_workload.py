@@ -229,7 +229,7 @@ def test_terminating_the_parent_ends_all_processes(sim: Simulator) -> None:
     while not any(sim.intervals()) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and len(out.splitlines()) == 2
 
 

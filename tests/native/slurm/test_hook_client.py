@@ -177,7 +177,7 @@ def test_absent_daemon_breaks_the_node_within_the_deadline(tmp_path, run_dir):
     scontrol, log = fake_scontrol(tmp_path)
     began = time.monotonic()
     done = hook("prolog", run_dir, CARD_JOB, "--scontrol", str(scontrol), deadline=300)
-    assert 0.2 < time.monotonic() - began < 20
+    assert 0.2 < time.monotonic() - began < 40
     assert done.returncode == 1
     reason = (
         f"qgpu: qgpud on this node does not answer at {run_dir}/hook.sock: start it, then "
@@ -356,5 +356,5 @@ def test_a_daemon_whose_queue_is_full_is_not_waited_for_beyond_the_deadline(run_
             began = time.monotonic()
             assert hook("prolog", run_dir, CARD_JOB, deadline=600).returncode == 1
             assert hook("epilog", run_dir, CARD_JOB, deadline=600).returncode == 0
-            assert 1.0 < time.monotonic() - began < 10
+            assert 1.0 < time.monotonic() - began < 30
     assert (run_dir / "grants/4711.ended").exists()

@@ -45,7 +45,7 @@ def again(chain: Chain, *within: str) -> None:
         [*command, "--config", str(chain.config), "--probe-injection"], env=env, check=True
     )
     chain.qgpud.terminate()
-    chain.qgpud.wait(10)
+    chain.qgpud.wait(60)
     (chain.directory / "qgpud.log").unlink()
     chain.start_qgpud()
     chain.serving()
@@ -62,7 +62,7 @@ def told(chain: Chain) -> dict[str, str]:
     """What `status` says to everybody."""
     from enforcer.daemon.requests.protocol import ask
 
-    answer, _ = ask(f"{chain.directory}/run", {"op": "status"}, timeout=5)
+    answer, _ = ask(f"{chain.directory}/run", {"op": "status"}, timeout=60)
     return {name: str(answer[name]) for name in ("injection", "injection_why")}
 
 

@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 #endif
     job.qos = given(argv[4]);
     job.name = "api";
-    job.script = "#!/bin/sh\nexec sleep 100\n";
+    job.script = "#!/bin/sh\nexec sleep 600\n";
     job.work_dir = "/tmp";
     job.std_out = "/dev/null";
     job.environment = environment;

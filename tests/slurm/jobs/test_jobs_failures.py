@@ -92,16 +92,16 @@ def test_a_suspended_job_delays_no_other_and_continues(live: Live) -> None:
 
 def test_a_job_may_be_cancelled_in_each_phase(live: Live) -> None:
     gres = "--gres=qgpu:60,qgpu_mem:1G"
-    blockers = [live.submit("exec sleep 100", "--qos=online", gres) for _ in range(4)]
+    blockers = [live.submit("exec sleep 600", "--qos=online", gres) for _ in range(4)]
     for job in blockers:
         live.wait_state(job, "RUNNING")
     pending = live.submit("true", "--qos=online", gres)
     live.cancel(pending, user="alice")
     live.cancel(*blockers)
-    early = [live.submit("sleep 100", gres) for _ in range(6)]
+    early = [live.submit("sleep 600", gres) for _ in range(6)]
     for job in early:  # somewhere between the queue and the end of the Prolog
         live.cancel(job, user="alice")
-    stepped = live.submit("srun sleep 100; echo alive", gres)
+    stepped = live.submit("srun sleep 600; echo alive", gres)
     live.until(
         lambda: bool(
             live.run("squeue", "-s", "-h", "-j", str(stepped)).stdout.count(f"{stepped}.0")
@@ -134,7 +134,7 @@ def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
     go.unlink(missing_ok=True)
     gres = ("--qos=online", "--gres=qgpu:60,qgpu_mem:8G", "-w", live.nodes[0])
     step = "until [ -e go ]; do sleep 0.1; done; srun -n1 bash -c 'echo step $QGPU_GRANT_FD'"
-    runs, other = live.submit(step, *gres), live.submit("exec sleep 100", *gres)
+    runs, other = live.submit(step, *gres), live.submit("exec sleep 600", *gres)
     granted = {job: live.grant(job) for job in (runs, other)}
     waits = live.submit("echo waited $QGPU_GRANT_FD", *gres)
     held, array = live.submit("true", "-H", *gres), live.submit("true", "-H", "--array=1-2", *gres)
@@ -183,7 +183,7 @@ def test_a_job_that_is_cancelled_in_its_prolog_leaves_nothing(live: Live) -> Non
     node = live.nodes[0]
     live.sandbox.kill(node, "qgpud", signal.SIGSTOP)
     try:
-        job = live.submit("echo ran; sleep 100", "--gres=qgpu:10,qgpu_mem:1G", "-w", node)
+        job = live.submit("echo ran; sleep 600", "--gres=qgpu:10,qgpu_mem:1G", "-w", node)
         live.until(lambda: in_prolog(job), 10, f"the Prolog of job {job}")
         live.cancel(job, user="alice")
     finally:

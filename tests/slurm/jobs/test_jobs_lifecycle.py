@@ -8,7 +8,7 @@ from jobs_support import Live, work
 from enforcer.ledger.store import Usage, read_usage
 from enforcer.wire.link import ArbiterLink
 
-NAP = "exec sleep 100"
+NAP = "exec sleep 600"
 
 
 def tenants(live: Live, node: str) -> set[int]:
@@ -95,7 +95,7 @@ def test_a_requeued_job_gets_a_new_grant(live: Live) -> None:
 
 
 def test_a_job_whose_prolog_slurm_left_out_does_not_run_ungoverned(live: Live) -> None:
-    script = 'echo "run ${SLURM_RESTART_COUNT:-0} $QGPU_GRANT_FD"\nexec sleep 100'
+    script = 'echo "run ${SLURM_RESTART_COUNT:-0} $QGPU_GRANT_FD"\nexec sleep 600'
     job = start(live, script, "--requeue", "-w", live.nodes[0])
     live.until(lambda: live.output(job) == "run 0 100\n", 10, "the first run")
     live.ask("scontrol", "requeue", str(job), user="alice")

@@ -16,15 +16,15 @@ def test_a_limit_of_a_class_holds_jobs_back(live: Live) -> None:
 
     limit("100")
     try:
-        first = live.submit("exec sleep 100", "--qos=online", "--gres=qgpu:60")
+        first = live.submit("exec sleep 600", "--qos=online", "--gres=qgpu:60")
         live.wait_state(first, "RUNNING")
-        second = live.submit("exec sleep 100", "--qos=online", "--gres=qgpu:60")
+        second = live.submit("exec sleep 600", "--qos=online", "--gres=qgpu:60")
         live.until(
             lambda: live.reason(second) == "QOSGrpGRES", 10, "the limit of the QOS as the reason"
         )
         assert live.state(second) == "PENDING"
-        fits = live.submit("exec sleep 100", "--qos=online", "--gres=qgpu:40", "-t5")
-        other = live.submit("exec sleep 100", "--qos=offline", "--gres=qgpu:60")
+        fits = live.submit("exec sleep 600", "--qos=online", "--gres=qgpu:40", "-t5")
+        other = live.submit("exec sleep 600", "--qos=offline", "--gres=qgpu:60")
         live.wait_state(other, "RUNNING")
         live.wait_state(fits, "RUNNING")
         assert live.state(second) == "PENDING"

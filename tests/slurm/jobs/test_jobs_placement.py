@@ -6,7 +6,7 @@ from collections import Counter
 
 from jobs_support import USABLE, Live
 
-NAP = "exec sleep 100"
+NAP = "exec sleep 600"
 
 
 def running(live: Live, qos: str, gres: str, *options: str) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from jobs_support import Live, work
 
-NAP = "exec sleep 100"
+NAP = "exec sleep 600"
 
 
 @contextmanager

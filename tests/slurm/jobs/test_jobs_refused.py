@@ -38,7 +38,7 @@ def refusals(live: Live, args: str) -> dict[str, tuple[int, str]]:
     """Exit status and stderr of each client."""
     words = shlex.split(args)
     calls = [
-        lambda c=command: live.run(*c(words), user="alice", timeout=20)
+        lambda c=command: live.run(*c(words), user="alice", timeout=60)
         for command in CLIENTS.values()
     ]
     done = together(calls)

@@ -15,7 +15,7 @@ from jobs_support import Live, sentence_of
 from cli.sandbox import files, services
 from gres.config.site import ConfigError, parse_config
 
-NAP = "exec sleep 100"
+NAP = "exec sleep 600"
 # how such an entry of a node begins with mps in its place
 MPS = {"Name=": "Name=mps", "shard": "mps:"}
 

@@ -17,9 +17,8 @@ from simulator.judge import evaluate as ev
 from simulator.sim import Interval, control_device, read_trace
 
 KERNEL_NS = 500_000_000
-KERNELS = 14  # so long that online comes in their midst on a slow machine too
 OFFLINE = (
-    f"qgpu-workload --json --kernel-us 500000 --iters {KERNEL_NS} --requests {KERNELS} "
+    f"exec qgpu-workload --json --kernel-us 500000 --iters {KERNEL_NS} --length 600 "
     "--kernels-per-request 1"
 )
 ONLINE = "qgpu-workload --json --kernel-us 500 --iters 500000 --busy 0.05 --idle 0.25 --length 2"
@@ -74,14 +73,16 @@ def test_a_long_kernel_is_stopped_when_online_comes_and_right_afterwards(hardwar
     assert (
         stopped is not None and stopped.failures == 0 and stopped.state in ("ready", "stopped")
     ), stopped
-    told = [summary(text) for text in live.finish(offline, online, seconds=60)]
-    assert [row["errors"] for row in told] == [0, 0] and told[0]["kernels"] == KERNELS
+    (shown,) = live.finish(online)
+    live.cancel(offline)
+    told = [summary(text) for text in (*live.finish(offline), shown)]
+    assert [row["errors"] for row in told] == [0, 0]
 
     kernels, calls = (executed(live, node, row["pid"]) for row in told)
     work: dict[int, int] = {}
     for piece in kernels:
         work[piece.seq] = work.get(piece.seq, 0) + piece.duration
-    assert sorted(work.values()) == [KERNEL_NS] * KERNELS, (
+    assert list(work.values()) == [KERNEL_NS] * told[0]["kernels"], (
         "each kernel had exactly its work, however often stopped"
     )
     bursts = [
@@ -92,7 +93,7 @@ def test_a_long_kernel_is_stopped_when_online_comes_and_right_afterwards(hardwar
     assert bursts, "online and offline were on the card at the same time"
     free = sorted(us / 1000 for us in ev.card_free_us(bursts, sorted(kernels)))
     assert free[len(free) // 2] < BOUND_MS, f"ms from each launch to the last progress: {free}"
-    assert len(kernels) > KERNELS, "a kernel was cut in pieces"
+    assert len(kernels) > len(work), "a kernel was cut in pieces"
 
 
 def test_off_by_a_live_change_leaves_kernels_alone(hardware: Live) -> None:
@@ -108,18 +109,15 @@ def test_off_by_a_live_change_leaves_kernels_alone(hardware: Live) -> None:
             ONLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=online", f"--nodelist={node}"
         )
         assert live.place(online) == (node, card)
-        live.wait_gone(online, 60)
+        live.finish(online)
         found = tenant(live, node, job)
         assert found is None or found.stops == 0, found
     finally:
         live.ask("qgpu", "card", "reset", str(card), "--node", node)
-    live.until(
-        lambda: _state(live, node, job) == "ready" or live.queued(job) == "",
-        20,
-        "it being on again",
-    )
-    (text,) = live.finish(job, seconds=60)
-    assert summary(text)["kernels"] == KERNELS
+    live.until(lambda: _state(live, node, job) == "ready", 20, "it being on again")
+    live.cancel(job)
+    (text,) = live.finish(job)
+    assert summary(text)["kernels"] > 0 and summary(text)["errors"] == 0
 
 
 def _state(live: Live, node: str, job: int) -> str:

@@ -176,9 +176,9 @@ def test_a_grant_of_another_own_job_gives_nothing(live: Live, place: Path, injec
     node = live.nodes[0]
     (place / "other.pid").unlink(missing_ok=True)
     more = live.submit(
-        "echo $$ > other.pid; exec sleep 100", "--gres=qgpu:20,qgpu_mem:8G", f"-w{node}"
+        "echo $$ > other.pid; exec sleep 600", "--gres=qgpu:20,qgpu_mem:8G", f"-w{node}"
     )
-    whole = live.submit("exec sleep 100", "--gres=gpu:1", f"-w{node}")
+    whole = live.submit("exec sleep 600", "--gres=gpu:1", f"-w{node}")
     assert live.grant(whole).state == "whole"
     run_dir = live.sandbox.layout.node(node).run_dir
     words = {

@@ -35,8 +35,8 @@ def test_jobs_that_job_submit_did_not_see(live: Live, without_us: None) -> None:
     waits = live.submit("true", "--gres=qgpu:30", "--begin=now+1hour")
     array = live.submit("true", "--gres=qgpu:30,qgpu_mem:4G", "--array=1-3", "--begin=now+1hour")
     held = live.submit("true", "-H", "--gres=qgpu:10")
-    plain = live.submit("sleep 100", "--begin=now+1hour")
-    runs = live.submit("echo up; sleep 100", "--gres=qgpu:30")
+    plain = live.submit("sleep 600", "--begin=now+1hour")
+    runs = live.submit("echo up; sleep 600", "--gres=qgpu:30")
     live.until(lambda: live.output(runs) == "up\n", 20, "the script")
     done = live.run("qgpu", "guard")
     assert done.returncode == 1

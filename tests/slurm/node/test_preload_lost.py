@@ -34,7 +34,7 @@ def _restart(live: Live) -> None:
 
 def test_the_job_reads_that_it_runs_without_limits(preload: Live) -> None:
     live, node = preload, preload.nodes[0]
-    script = f"export LD_PRELOAD=; {work('--length', '60', '--memory', '1G')}"
+    script = f"export LD_PRELOAD=; {work('--length', '600', '--memory', '1G')}"
     job = live.submit(script, "--gres=qgpu:10", "-w", node)
     live.until(
         lambda: "without qgpu's library" in live.output(job), 30, "the sentence on the job's stderr"

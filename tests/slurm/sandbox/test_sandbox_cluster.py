@@ -44,7 +44,7 @@ def sacct(sandbox: Sandbox, job: str, fields: str) -> list[str]:
         return out.strip().split("|")
 
     unfinished = {"", "PENDING", "RUNNING", "COMPLETING", "Unknown"}
-    wait.until(lambda: not unfinished & set(row()), 15, f"the record of job {job} in sacct")
+    wait.until(lambda: not unfinished & set(row()), 60, f"the record of job {job} in sacct")
     return row()
 
 
@@ -184,13 +184,13 @@ def test_a_killed_daemon_can_be_started_again(sandbox: Sandbox, service: str) ->
 
 
 def test_the_controller_can_be_restarted_under_a_running_job(sandbox: Sandbox) -> None:
-    job = sandbox.run(["sbatch", "--parsable", "--wrap=sleep 60"], user="alice").stdout.strip()
+    job = sandbox.run(["sbatch", "--parsable", "--wrap=sleep 600"], user="alice").stdout.strip()
 
     def state() -> str:
         return sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"], check=False).stdout.strip()
 
-    wait.until(lambda: state() == "RUNNING", 10, "the start of the job")
+    wait.until(lambda: state() == "RUNNING", 60, "the start of the job")
     sandbox.restart_controller()
-    wait.until(lambda: state() == "RUNNING", 10, "the job in the new controller")
+    wait.until(lambda: state() == "RUNNING", 60, "the job in the new controller")
     sandbox.run(["scancel", job], user="alice")
-    wait.until(lambda: state() in ("", "CANCELLED"), 10, "the end of the job")
+    wait.until(lambda: state() in ("", "CANCELLED"), 60, "the end of the job")

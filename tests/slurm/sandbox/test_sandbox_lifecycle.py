@@ -120,7 +120,7 @@ def test_two_sandboxes_and_an_end_with_everything_in_disorder(
     # A job that hides: own session, empty environment, and the daemons that could end it are gone.
     hidden = "setsid env -i sleep 4711 & sleep 4711"
     other.run(["sbatch", f"--wrap={hidden}"], user="alice")
-    wait.until(lambda: len(sleepers()) == 2, 20, "the start of the hidden job")
+    wait.until(lambda: len(sleepers()) == 2, 60, "the start of the hidden job")
     for service in ("slurmctld", f"{name}-n1.slurmd", "namespace", "munged", "mariadbd"):
         who = other._daemons.find(service)
         assert who is not None and who.kill(signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_what_a_killed_up_left_is_cleared_by_the_next_up(name: str, machine: Mac
     sandbox.up()
     for who in processes.members(sandbox.layout.state):
         who.kill(signal.SIGKILL)
-    wait.until(lambda: not processes.members(sandbox.layout.state), 10, "the end of all daemons")
+    wait.until(lambda: not processes.members(sandbox.layout.state), 60, "the end of all daemons")
     again = Sandbox(SandboxOptions(name, nodes=1, cards=1))
     again.up()
     assert all(again.services().values())

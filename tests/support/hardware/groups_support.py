@@ -141,7 +141,7 @@ class GroupsArbiter(s.FakeArbiter):
             abi.Act(abi.head(abi.MSG_ACT, abi.Act), uuid.encode(), action, method, value, serial)
         )
 
-    def hear(self, what: Callable[[], bool], seconds: float = 10.0) -> None:
+    def hear(self, what: Callable[[], bool], seconds: float = 60.0) -> None:
         """Waits until received messages make it true."""
         with self.news:
             assert self.news.wait_for(what, seconds), (self.told, self.acted)

@@ -40,7 +40,7 @@ class Peer:
         """
         if self.tenant is not None:
             self.tenant.close()
-        limit = time.monotonic() + 5
+        limit = time.monotonic() + 60
         while True:
             try:
                 self.tenant = Tenant(self.run_dir, self.grant, self.uuid)

@@ -32,11 +32,13 @@ ARBITER_NOHW = ROOT / "build/test/qgpu-arbiter-nohw"
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 CARD2 = "GPU-00000000-0000-0000-0000-000000000002"
 GIB = 1 << 30
-DEADLINE_S = 15.0
 SLACK = 4  # times the deadline of an idle machine, for a busy one
+DEADLINE_S = SLACK * 15.0
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLINE_S) -> None:
+def wait_for(
+    condition: Callable[[], object], what: str, seconds: float = DEADLINE_S / SLACK
+) -> None:
     """Wait until the condition holds; fail with the sentence otherwise."""
     seconds *= SLACK
     end = time.monotonic() + seconds

@@ -137,7 +137,7 @@ class Program:
 
     def end(self) -> str:
         """Its end: its stderr; fails if it did not end well."""
-        out, error = self.process.communicate(timeout=20)
+        out, error = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, (self.process.returncode, out, error)
         return error
 

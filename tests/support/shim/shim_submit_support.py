@@ -82,7 +82,7 @@ class Program:
     def says(self, word: str) -> None:
         """Its next line is this one."""
         said = self.line()
-        assert said == word, (said, self.process.communicate(timeout=20))
+        assert said == word, (said, self.process.communicate(timeout=60))
 
     def is_silent(self) -> bool:
         """It has printed nothing."""
@@ -196,7 +196,7 @@ def walk(one: Site, name: str, sanitized: bool = False) -> list[Step]:
         take(one, program, step)
         if step.kind == "order":
             passed.append(len(one.shut) - 1)
-    assert program.process.wait(20) == 0, program.process.communicate()
+    assert program.process.wait(60) == 0, program.process.communicate()
     error = program.process.communicate()[1]
     assert error == "", error
     expected = Counter(piece for step in steps for piece in step.truth)

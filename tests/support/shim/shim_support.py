@@ -317,7 +317,7 @@ class Probe:
 
     def finish(self) -> str:
         """Ends the program normally; its stderr. Fails if it crashed."""
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, (self.process.returncode, out, err)
         return err
 

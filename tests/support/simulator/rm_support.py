@@ -84,12 +84,12 @@ class Client:
         return int(self.ask(expression))
 
     def end(self) -> None:
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
 
     def kill(self) -> None:
         """Without waiting for the end of its pipes: a child of its own may keep them."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe:
                 pipe.close()

@@ -28,7 +28,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(scontrol: Path, notes: JobNotes) -> list[str]:
     for process in notes._running:
-        process.wait(10)
+        process.wait(60)
     path = scontrol.with_name("said")
     return path.read_text().splitlines() if path.exists() else []
 

@@ -245,7 +245,7 @@ def test_live_view_redraws_on_a_terminal_and_ends_on_interrupt(rig):
                     seen += os.read(leader, 65536)
                 except OSError:
                     break
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         os.close(leader)

