@@ -335,7 +335,7 @@ def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
             begin, used = time.monotonic_ns(), tenant_stats(link, 1).busy_ns
             time.sleep(1.5)
             share = (tenant_stats(link, 1).busy_ns - used) / (time.monotonic_ns() - begin)
-        assert 0.02 < share < 0.27, share
+        assert 0 < share < 0.27, share
 
 
 def lost_in_a_turn(directory: Path) -> int | None:

@@ -88,7 +88,8 @@ def test_four_contexts_of_a_process_get_no_more_than_one_of_another(rig: Rig) ->
     time.sleep(1)
     before = closings(rig)
     # How near to a half it comes is measured by the bench (mixes, four processes beside one).
-    assert part(rig, many.pid, 2) < 0.7, "about 0.8 by the slices of the card alone"
+    # By the slices of the card alone it is about 0.8 in each sample.
+    wait_for("it gets no more than its share", lambda: part(rig, many.pid, 2) < 0.7, 60)
     assert closings(rig) > before, "they take turns"
     assert many.stdin and many.stdout
     many.stdin.write("\n")
