@@ -152,7 +152,7 @@ def test_memory_of_a_killed_process_is_free_once_the_driver_does_not_list_it(cha
         assert (gone_ns - killed_ns) / 1e9 >= 0.9 * LINGER_US / 1e6, "the driver did take its time"
         waited_ms = (told["had_ns"] - gone_ns) / 1e6
         print(f"{waited_ms:.1f} ms after the driver let go, {told['refused']} refusals before")
-        assert waited_ms < 20_000, "by GONE: the arbiter alone would have waited for a minute"
+        assert waited_ms < 40_000, "by GONE: the arbiter alone would have waited for a minute"
         # The arbiter never charged less than the dead process holds, nor more than the cap.
         assert min(charged[:-5]) >= 3 * GIB and max(charged) <= CAP
         # And the driver itself never held more than the cap and two contexts for this job.
@@ -211,7 +211,7 @@ def test_memory_that_the_driver_holds_for_long_is_charged_for_long(chain, what: 
         told = json.loads(second.stdout.readline())
         assert told["refused"] > 0 and told["codes"] == [2]
         waited = (told["had_ns"] - killed_ns) / 1e9
-        assert 0.95 * LONG_US / 1e6 < waited < LONG_US / 1e6 + 10, (
+        assert 0.95 * LONG_US / 1e6 < waited < LONG_US / 1e6 + 40, (
             "when the driver let go, not when time was up"
         )
     finally:
