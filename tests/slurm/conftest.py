@@ -13,6 +13,7 @@ from jobs_support import Live, alone
 
 from cli.sandbox import files
 from cli.sandbox.cluster import Sandbox
+from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import DEFAULT_ROOT, SandboxOptions
 
 
@@ -31,7 +32,11 @@ def _remove_abandoned() -> None:
     for state in DEFAULT_ROOT.glob("t*"):
         match = re.fullmatch(r"t(\d+)", state.name)
         if match and not Path("/proc", match[1]).exists():
-            Sandbox(SandboxOptions(state.name)).down()
+            try:
+                Sandbox(SandboxOptions(state.name)).down()
+            except (SandboxError, OSError):
+                # Its end was killed as well, or another run removes it just now.
+                shutil.rmtree(state, ignore_errors=True)
 
 
 def keep_logs(cluster: Sandbox) -> None:

@@ -332,10 +332,14 @@ def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
             wait_for(
                 lambda: tenant.closed and tenant.flags & abi.GATE_WHY_SHARE, "its share is used up"
             )
-            begin, used = time.monotonic_ns(), tenant_stats(link, 1).busy_ns
-            time.sleep(1.5)
-            share = (tenant_stats(link, 1).busy_ns - used) / (time.monotonic_ns() - begin)
-        assert 0 < share < 0.27, share
+
+            def share() -> float:
+                begin, used = time.monotonic_ns(), tenant_stats(link, 1).busy_ns
+                time.sleep(1.5)
+                return (tenant_stats(link, 1).busy_ns - used) / (time.monotonic_ns() - begin)
+
+            # A kernel of this tenant lasts until this process gets a processor.
+            wait_for(lambda: 0 < share() < 0.27, "no more than its share")
 
 
 def lost_in_a_turn(directory: Path) -> int | None:
