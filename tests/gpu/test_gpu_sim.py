@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes and grants"),
-    pytest.mark.timeout(280),
+    pytest.mark.timeout(900),
 ]
+AGAIN = 4  # the exit status when items are left for another call
 ITEMS = (
     "probe/machine",
     "probe/job_page",
@@ -32,6 +33,13 @@ ITEMS = (
 
 
 def gpu(results: Path, *words: str, status: int = 0) -> str:
+    """One call of the set; its exit status has to be this one."""
+    done = call(results, *words)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
+
+
+def call(results: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """One call of the set."""
     command = [
         sys.executable,
@@ -44,9 +52,7 @@ def gpu(results: Path, *words: str, status: int = 0) -> str:
         *words,
     ]
     env = {k: v for k, v in os.environ.items() if k != "QGPU_SIM_DIR"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
 
 
 def rows(results: Path) -> dict[str, dict[str, Any]]:
@@ -57,13 +63,15 @@ def rows(results: Path) -> dict[str, dict[str, Any]]:
 
 def test_what_the_simulator_can_play_runs_and_is_labelled(tmp_path: Path) -> None:
     only = [word for item in ITEMS for word in ("--only", item)]
-    gpu(tmp_path, *only, "--budget", "200")
+    while (done := call(tmp_path, *only, "--budget", "200")).returncode == AGAIN:
+        pass  # a busy machine needs several calls; each does one item at least
+    assert done.returncode == 0, done.stdout + done.stderr
     found = rows(tmp_path)
-    done = {name: row for name, row in found.items() if row["state"] == "done"}
-    assert len(done) == 11, {
+    made = {name: row for name, row in found.items() if row["state"] == "done"}
+    assert len(made) == 11, {
         name: row["notes"] for name, row in found.items() if row["state"] == "failed"
     }
-    figures = {(name, f["name"]): f for name, row in done.items() for f in row["figures"]}
+    figures = {(name, f["name"]): f for name, row in made.items() for f in row["figures"]}
     assert all(figure["simulated"] for figure in figures.values())
     values = {key: figure["value"] for key, figure in figures.items()}
     assert values["works/driver-api plain", "same_bits"] == 1
@@ -80,11 +88,11 @@ def test_what_the_simulator_can_play_runs_and_is_labelled(tmp_path: Path) -> Non
     assert "no figure here is of a GPU" in (tmp_path / "simulated/summary.md").read_text()
 
     said = gpu(tmp_path, *only, "--budget", "200")
-    assert f"done before: {len(done)} items" in said and "FAILED" not in said
+    assert f"done before: {len(made)} items" in said and "FAILED" not in said
 
 
 def test_a_call_starts_nothing_that_would_not_end_in_time(tmp_path: Path) -> None:
-    said = gpu(tmp_path, "--part", "works", "--budget", "1", status=4)
+    said = gpu(tmp_path, "--part", "works", "--budget", "1", status=AGAIN)
     assert re.search(r"2 items did not fit into 1 s: the same command goes on", said)
     assert {row["state"] for row in rows(tmp_path).values()} == {"skipped"}
 
