@@ -16,6 +16,7 @@ SOCK = "sim.sock"
 TRACE = "trace.bin"
 CONTROL = "control"
 ENV_DIR = "QGPU_SIM_DIR"
+ENV_DEBUG = "QGPU_SIM_DEBUG"
 DEFAULT_DIR = "/var/lib/qgpu-sim"
 MAX_CARDS = 16
 MIG_MOST = 7

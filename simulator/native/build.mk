@@ -28,15 +28,34 @@ $(SIM_OBJ)/%.o: $(SIM_DIR)/%.c $(SIM_HDR)
 $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
     $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o): SIM_INC += $(QG_OLD_GLIBC)
 
-# Every function that the library defines is a row of cuGetProcAddress's table.
-SIM_ROW_OBJ := $(filter-out %/cu_table.o %/sim_client.o,$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
-$(SIM_OBJ)/libcuda/entry/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/entry/rows.awk \
-    enforcer/native/shim/dispatch/symbols.tsv
-	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/entry/rows.awk \
-	  enforcer/native/shim/dispatch/symbols.tsv - > $@.new && mv $@.new $@
+# Every function of the driver and of NVML is there. Those without a body are stubs; nm says which.
+# cuGetProcAddress's table is made of the same lists.
+SIM_CU_LIST := enforcer/native/shim/dispatch/symbols.tsv
+SIM_ML_LIST := enforcer/native/shim_nvml/symbols.tsv
+SIM_CU_BODIES := $(filter-out %/cu_table.o %/cu_stubs.o %/sim_client.o, \
+                 $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
+SIM_ML_BODIES := $(filter-out %/ml_stubs.o %/sim_client.o,$(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
+SIM_LIST = @mkdir -p $(@D)
+SIM_LIST += && nm -g --defined-only $(filter %.o,$^) | awk -f $(filter %.awk,$^) - \
+            $(filter %.tsv,$^) > $@.new && mv $@.new $@
+SIM_CU_GEN := $(SIM_OBJ)/libcuda/entry
+SIM_ML_GEN := $(SIM_OBJ)/libnvml
 
-$(SIM_OBJ)/libcuda/entry/cu_table.o: $(SIM_OBJ)/libcuda/entry/cu_rows.h
-$(SIM_OBJ)/libcuda/entry/cu_table.o: SIM_INC += -I$(SIM_OBJ)/libcuda/entry
+$(SIM_CU_GEN)/cu_rows.h: $(SIM_CU_BODIES) $(SIM_DIR)/libcuda/entry/rows.awk $(SIM_CU_LIST)
+	$(SIM_LIST)
+
+$(SIM_CU_GEN)/cu_stubs.h: $(SIM_CU_BODIES) $(SIM_OBJ)/libcuda/entry/cu_table.o \
+    $(SIM_DIR)/stubs.awk $(SIM_CU_LIST)
+	$(SIM_LIST)
+
+$(SIM_ML_GEN)/ml_stubs.h: $(SIM_ML_BODIES) $(SIM_DIR)/stubs.awk $(SIM_ML_LIST)
+	$(SIM_LIST)
+
+$(SIM_CU_GEN)/cu_table.o: $(SIM_CU_GEN)/cu_rows.h
+$(SIM_CU_GEN)/cu_stubs.o: $(SIM_CU_GEN)/cu_stubs.h
+$(SIM_ML_GEN)/ml_stubs.o: $(SIM_ML_GEN)/ml_stubs.h
+$(SIM_CU_GEN)/cu_table.o $(SIM_CU_GEN)/cu_stubs.o: SIM_INC += -I$(SIM_CU_GEN)
+$(SIM_ML_GEN)/ml_stubs.o: SIM_INC += -I$(SIM_ML_GEN)
 
 $(SIM_OBJ)/serve/gpu_options.o: gres/version.py
 $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * build/sim/libnvidia-ml.so.1: the part of NVML that programs use to see cards, memory and
- * processes. Every call asks the device side, so what is reported is what the model did. Unknown
- * functions do not exist here, as with an old driver; bindings treat that as "not supported".
+ * processes. Every call asks the device side, so what is reported is what the model did. The other
+ * functions are stubs (ml_stubs.c).
  */
 #include <pthread.h>
 #include <stdio.h>

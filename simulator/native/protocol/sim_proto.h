@@ -13,12 +13,13 @@
 
 #include <stdint.h>
 
-#define SIM_MAGIC   0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION 3u
-#define SIM_SOCK    "sim.sock"
-#define SIM_TRACE   "trace.bin"
-#define SIM_CONTROL "control" /* st_dev and st_ino of the control device, or "none" */
-#define SIM_ENV_DIR "QGPU_SIM_DIR"
+#define SIM_MAGIC     0x4d495351u /* "QSIM", little endian */
+#define SIM_VERSION   3u
+#define SIM_SOCK      "sim.sock"
+#define SIM_TRACE     "trace.bin"
+#define SIM_CONTROL   "control" /* st_dev and st_ino of the control device, or "none" */
+#define SIM_ENV_DIR   "QGPU_SIM_DIR"
+#define SIM_ENV_DEBUG "QGPU_SIM_DEBUG"
 /* of an installed simulator: a driver needs no environment */
 #define SIM_DEFAULT_DIR "/var/lib/qgpu-sim"
 #define SIM_MAX_CARDS   16u

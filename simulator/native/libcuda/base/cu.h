@@ -19,7 +19,7 @@
 #include "sim_client.h"
 #include "sim_proto.h"
 
-#define CU_SIM_VERSION 13000
+#define CU_SIM_VERSION SIM_CUDA_VERSION
 #define CU_MAX_STACK   32
 #define CU_EXEC_SIZE   512 /* of an executable graph, and of a graph's node */
 #define CU_NODE_SIZE   512
