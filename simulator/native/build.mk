@@ -34,7 +34,8 @@ SIM_CU_LIST := enforcer/native/shim/dispatch/symbols.tsv
 SIM_ML_LIST := enforcer/native/shim_nvml/symbols.tsv
 SIM_CU_BODIES := $(filter-out %/cu_table.o %/cu_stubs.o %/sim_client.o, \
                  $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
-SIM_ML_BODIES := $(filter-out %/ml_stubs.o %/sim_client.o,$(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
+SIM_ML_BODIES := $(filter-out %/ml_stubs.o %/sim_client.o, \
+                 $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
 SIM_LIST = @mkdir -p $(@D)
 SIM_LIST += && nm -g --defined-only $(filter %.o,$^) | awk -f $(filter %.awk,$^) - \
             $(filter %.tsv,$^) > $@.new && mv $@.new $@

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One stub for each function of the NVML shim's symbols.tsv without a body. The list (ml_stubs.h)
- * is made by stubs.awk. Not nvml.h: a stub has no parameters, as it uses none.
+ * One stub for each function of the NVML shim's symbols.tsv without a body. The build makes the
+ * list (stubs.awk). Not nvml.h: a stub has no parameters, as it uses none.
  */
 #include "ml_stub.h"
 

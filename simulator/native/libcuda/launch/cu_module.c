@@ -291,35 +291,3 @@ CUresult CUDAAPI cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config)
     (void)config;
     return get_function(f);
 }
-
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f,
-                                                                      int block, size_t shared,
-                                                                      unsigned int flags)
-{
-    (void)flags;
-    CU_TRY(get_function(f));
-    if (!blocks || block <= 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    int by_threads = 2048 / block < 32 ? 2048 / block : 32;
-    int by_shared = shared ? (int)(233472 / shared) : 32;
-    *blocks = by_threads < by_shared ? by_threads : by_shared;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int block,
-                                                             size_t shared)
-{
-    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, f, block, shared, 0);
-}
-
-CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction f,
-                                                  CUoccupancyB2DSize size, size_t shared, int limit)
-{
-    (void)size, (void)shared;
-    CU_TRY(get_function(f));
-    if (!grid || !block)
-        return CUDA_ERROR_INVALID_VALUE;
-    *block = limit > 0 && limit < 1024 ? limit : 1024;
-    *grid = 132 * (2048 / *block);
-    return CUDA_SUCCESS;
-}

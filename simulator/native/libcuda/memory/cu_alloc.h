@@ -63,6 +63,8 @@ void cu_pool_forget(CUcontext ctx);
 /* a pool of another process: nothing comes out of it */
 CUresult cu_pool_import(CUmemoryPool *out, CUdevice device);
 CUdevice cu_pool_device(CUmemoryPool pool); /* -1: of the host */
+/* the devices besides its own that have access, a bit each */
+uint32_t *cu_pool_reachable(CUmemoryPool pool);
 
 /* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this.
  */
