@@ -22,6 +22,7 @@ CUresult cu_graph_new(CUgraph *out)
 void cu_graph_free(CUgraph graph)
 {
     cu_graphmem_graph_gone(graph);
+    cu_owned_release(&graph->owned, NULL);
     for (size_t i = 0; i < graph->count; i++) {
         struct cu_node *node = graph->nodes[i];
         if (node->child)
@@ -260,6 +261,7 @@ CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgr
 
 static CUresult copy_into(CUgraph to, CUgraph from)
 {
+    CU_TRY(cu_owned_copy(&to->owned, from->owned));
     for (size_t i = 0; i < from->count; i++) {
         const struct cu_node *old = from->nodes[i];
         struct cu_node *node;
