@@ -138,6 +138,9 @@ enum sim_req_type {
     /* a = address, b = bytes: registered host memory, which the device may map; always a success */
     SIM_REQ_PIN = 12,
     SIM_REQ_UNPIN = 13, /* a = address */
+    /* a = context id of any process, b = stream slot, c = sequence number there -> a = whether it
+     * was reached, or the context is gone */
+    SIM_REQ_REACHED = 14,
     /* text: a command of serve/gpu_faults.c, from root only -> rep; a = what it reached */
     SIM_REQ_CONTROL = 32,
     /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */

@@ -134,6 +134,7 @@ struct CUevent_st {
     CUgraph capture; /* it was recorded in this one */
     uint64_t capture_id;
     struct cu_front *front;
+    struct cu_ipc *ipc; /* shared with other processes, cu_ipc_event.c */
 };
 
 #define CU_OLD_PARAMS 256u /* bytes of parameters that cuParamSet* keeps */
@@ -165,6 +166,8 @@ CUresult cu_connect(void);
 CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds,
                     unsigned nfds);
 CUresult cu_bind_groups(uint32_t ctx, uint32_t client, const uint32_t groups[CU_GROUPS]);
+/* rep->a: whether a place in a stream of any process's context was reached */
+CUresult cu_reached(uint32_t ctx, uint32_t stream, uint64_t seq, struct sim_rep *rep);
 bool cu_server_alive(void);
 CUresult cu_not_ready(void); /* CUDA_ERROR_NOT_READY, or that the device side is gone */
 /* CUDA_SUCCESS after cuInit in this process, and no fault asked for */

@@ -86,6 +86,7 @@ static const int attributes[CU_DEVICE_ATTRIBUTE_MAX] = {
     [ATTRIBUTE(CAN_USE_STREAM_WAIT_VALUE_NOR_V1)] = 1,
     [ATTRIBUTE(CAN_USE_64_BIT_STREAM_MEM_OPS)] = 1,
     [ATTRIBUTE(CAN_USE_STREAM_WAIT_VALUE_NOR)] = 1,
+    [ATTRIBUTE(IPC_EVENT_SUPPORTED)] = 1,
 
     /* textures and surfaces: the limits of the card */
     [ATTRIBUTE(TEXTURE_ALIGNMENT)] = 512,
