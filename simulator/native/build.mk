@@ -3,7 +3,7 @@
 SIM_DIR := simulator/native
 SIM_OBJ := $(BUILD)/obj/sim
 # In the order of dependence: each knows those before it.
-SIM_CUDA := $(addprefix libcuda/,base context stream memory copy launch graph entry)
+SIM_CUDA := $(addprefix libcuda/,base image context stream memory copy launch graph entry)
 SIM_PARTS := protocol model device control serve $(SIM_CUDA) libnvml
 SIM_HDR := $(wildcard $(SIM_PARTS:%=$(SIM_DIR)/%/*.h)) enforcer/native/abi/qgpu_rm.h
 SIM_CLIENT_SRC := $(SIM_DIR)/protocol/sim_client.c
@@ -87,5 +87,11 @@ $(BUILD)/test/sim-preempt-test: $(SIM_DIR)/test/preempt_test.c $(SIM_DIR)/test/m
 $(BUILD)/test/qgpu-simgpu-asan: $(SIM_GPU_SRC) $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
+
+# The reader of modules by itself: images from stdin, what is in them to stdout.
+SIM_IMAGE_SRC := $(SIM_DIR)/test/image_test.c $(wildcard $(SIM_DIR)/libcuda/image/*.c)
+$(BUILD)/test/sim-image-test: $(SIM_IMAGE_SRC) $(SIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@ -ldl
 
 NATIVE += $(BUILD)/bin/qgpu-simgpu $(BUILD)/sim/libcuda.so.1 $(BUILD)/sim/libnvidia-ml.so.1
