@@ -85,7 +85,7 @@ LISTED_GRAPHICS = 1
 LISTED_MPS = 2
 
 FAULTS = 8
-RULES = 64
+RULES = 96
 CALL_LEN = 64
 
 # enum sim_fault_kind
@@ -303,6 +303,7 @@ class Rule(ctypes.Structure):
         ("base_ns", c_double),
         ("block_ns", c_double),
         ("thread_ns", c_double),
+        ("wave_ns", c_double),
         ("stop_ns", c_double),
     ]
 
@@ -316,7 +317,7 @@ class Page(ctypes.Structure):
         ("nfaults", c_uint32),
         ("options", c_uint32),
         ("faults", Fault * 8),
-        ("rules", Rule * 64),
+        ("rules", Rule * 96),
     ]
 
 

@@ -220,7 +220,7 @@ struct sim_util {
 /* ---- one process's page: what the device side wants its libraries to do ---- */
 
 #define SIM_FAULTS   8u
-#define SIM_RULES    64u
+#define SIM_RULES    96u
 #define SIM_CALL_LEN 64u
 
 enum sim_fault_kind { SIM_FAULT_NONE, SIM_FAULT_ERROR, SIM_FAULT_DELAY, SIM_FAULT_HANG };
@@ -237,6 +237,7 @@ struct sim_fault {
 struct sim_rule { /* duration of kernels whose name matches the pattern */
     char pattern[SIM_CALL_LEN];
     double base_ns, block_ns, thread_ns;
+    double wave_ns; /* of the blocks that the card runs at a time */
     /* it can be taken off the card that often, see --preempt cta; 0: as the card says */
     double stop_ns;
 };

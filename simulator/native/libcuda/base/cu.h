@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cu_image.h"
 #include "sim_client.h"
 #include "sim_proto.h"
 
@@ -143,21 +144,26 @@ struct CUfunc_st {
     CUmodule module;
     struct CUfunc_st *next;
     bool is_work; /* qgpu_work(u64 iterations): the kernel whose duration is its argument */
-    const struct sim_rule *rule; /* of --kernel-cost; NULL: --unknown-us */
+    const struct sim_rule *rule;          /* for its duration; NULL: --unknown-us */
+    const struct cu_image_kernel *kernel; /* NULL: its module could not be read */
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     char *name;
     struct { /* cu_launch_old.c */
         uint64_t threads;
+        unsigned shared;
         char params[CU_OLD_PARAMS];
     } old;
 };
 
 struct CUmod_st {
     enum cu_magic magic;
-    char *ptx; /* NULL: binary code, any kernel name is accepted */
-    struct CUfunc_st *functions;
+    struct cu_image image;
+    struct CUfunc_st *functions;  /* that were asked for */
+    struct CUfunc_st **of_kernel; /* as many as the image has kernels */
+    struct cu_globals *globals;   /* cu_globals.c: its variables, once for each context */
     pthread_mutex_t lock;
     bool is_library;
+    bool misfit; /* a library without code for the card */
 };
 
 /* cu_conn.c */

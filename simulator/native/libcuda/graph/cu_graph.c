@@ -137,7 +137,7 @@ CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *
     CU_TRY(cu_kernel_cmd(params->func ? params->func : (CUfunction)params->kern,
                          (uint64_t)params->gridDimX * params->gridDimY * params->gridDimZ,
                          (uint64_t)params->blockDimX * params->blockDimY * params->blockDimZ,
-                         params->kernelParams, params->extra, &cmd));
+                         params->sharedMemBytes, params->kernelParams, params->extra, &cmd));
     node->cmd = cmd;
     node->has_kernel = true;
     node->as.kernel = *params;

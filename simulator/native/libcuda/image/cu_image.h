@@ -44,7 +44,8 @@ enum cu_image_space { CU_IMAGE_DEVICE, CU_IMAGE_CONSTANT, CU_IMAGE_MANAGED };
 struct cu_image_global {
     char *name;
     uint64_t size;
-    uint8_t *init; /* its contents; NULL: zeros */
+    uint8_t *init;   /* its contents; NULL: zeros */
+    uint64_t offset; /* for cu_globals.c: in the module's memory */
     enum cu_image_space space;
 };
 

@@ -15,11 +15,6 @@
 /* Multiprocessors of each GPC: the blocks of a cluster are within one. */
 static const unsigned gpcs[] = {16, 16, 16, 16, 16, 16, 18, 18};
 
-static CUresult function_ok(CUfunction f)
-{
-    return cu_handle_ok(CU_FUNCTION, f) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
 static size_t static_shared(CUfunction f)
 {
     int bytes = f->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES];
@@ -57,8 +52,7 @@ static unsigned by_shared(CUfunction f, size_t dynamic)
     return (unsigned)(CU_SM_SHARED / block);
 }
 
-/* Of one multiprocessor; 0: the block fits none. */
-static unsigned blocks_of(CUfunction f, uint64_t threads, size_t dynamic)
+unsigned cu_blocks_per_sm(CUfunction f, uint64_t threads, size_t dynamic)
 {
     int most = f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK];
     if (!threads || threads > CU_BLOCK_THREADS || (most > 0 && threads > (uint64_t)most) ||
@@ -75,10 +69,10 @@ CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *block
                                                                       unsigned int flags)
 {
     CU_TRY(cu_ready());
-    CU_TRY(function_ok(f));
+    CU_TRY(cu_function_ok(f));
     if (!blocks || threads <= 0 || flags & ~(unsigned)CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE)
         return CUDA_ERROR_INVALID_VALUE;
-    *blocks = (int)blocks_of(f, (uint64_t)threads, shared);
+    *blocks = (int)cu_blocks_per_sm(f, (uint64_t)threads, shared);
     return CUDA_SUCCESS;
 }
 
@@ -95,12 +89,12 @@ CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block
 {
     unsigned best = 0, best_blocks = 0;
     CU_TRY(cu_ready());
-    CU_TRY(function_ok(f));
+    CU_TRY(cu_function_ok(f));
     if (!grid || !block || limit < 0 || flags & ~(unsigned)CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE)
         return CUDA_ERROR_INVALID_VALUE;
     unsigned most = limit ? least((unsigned)limit, CU_BLOCK_THREADS) : CU_BLOCK_THREADS;
     for (unsigned threads = most; threads; threads = (threads - 1) / CU_WARP * CU_WARP) {
-        unsigned blocks = blocks_of(f, threads, size ? size((int)threads) : shared);
+        unsigned blocks = cu_blocks_per_sm(f, threads, size ? size((int)threads) : shared);
         if (blocks * threads > best_blocks * best) {
             best = threads;
             best_blocks = blocks;
@@ -121,9 +115,9 @@ CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfuncti
                                                          int threads)
 {
     CU_TRY(cu_ready());
-    CU_TRY(function_ok(f));
+    CU_TRY(cu_function_ok(f));
     if (!bytes || blocks <= 0 || threads <= 0 ||
-        blocks_of(f, (uint64_t)threads, 0) < (unsigned)blocks)
+        cu_blocks_per_sm(f, (uint64_t)threads, 0) < (unsigned)blocks)
         return CUDA_ERROR_INVALID_VALUE;
     size_t each = CU_SM_SHARED / (size_t)blocks / SHARED_UNIT * SHARED_UNIT;
     size_t taken = static_shared(f) + CU_BLOCK_RESERVED, limit = dynamic_limit(f);
@@ -163,14 +157,14 @@ static unsigned blocks_with(CUfunction f, const CUlaunchConfig *config)
 {
     uint64_t plane = (uint64_t)config->blockDimX * config->blockDimY;
     uint64_t threads = plane > CU_BLOCK_THREADS ? plane : plane * config->blockDimZ;
-    return blocks_of(f, threads, config->sharedMemBytes);
+    return cu_blocks_per_sm(f, threads, config->sharedMemBytes);
 }
 
 CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction f,
                                               const CUlaunchConfig *config)
 {
     CU_TRY(cu_ready());
-    CU_TRY(function_ok(f));
+    CU_TRY(cu_function_ok(f));
     if (!clusters || !config || (config->numAttrs && !config->attrs))
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t asked = asked_cluster(config), required = required_cluster(f);
@@ -188,7 +182,7 @@ CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int *size, CUfunction f,
                                                     const CUlaunchConfig *config)
 {
     CU_TRY(cu_ready());
-    CU_TRY(function_ok(f));
+    CU_TRY(cu_function_ok(f));
     if (!size || !config)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t required = required_cluster(f);

@@ -81,6 +81,9 @@ void *cu_alloc_reserve(size_t size, int access);
 
 /* cu_memory.c */
 void cu_memory_forget(CUcontext ctx);
+/* DEVICE or MANAGED memory of a context, and its end after all work of the context */
+CUresult cu_memory_new(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx);
+void cu_memory_end(CUdeviceptr base, CUcontext ctx);
 bool cu_memory_known(CUdeviceptr ptr); /* of the card, or registered with it */
 CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
