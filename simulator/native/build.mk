@@ -59,6 +59,14 @@ $(SIM_CU_GEN)/cu_table.o $(SIM_CU_GEN)/cu_stubs.o: SIM_INC += -I$(SIM_CU_GEN)
 $(SIM_ML_GEN)/ml_stubs.o: SIM_INC += -I$(SIM_ML_GEN)
 
 $(SIM_OBJ)/serve/gpu_options.o: gres/version.py
+
+# The rules that come with the program are a text in it.
+$(SIM_OBJ)/device/kernel_cost.h: $(SIM_DIR)/device/kernel_cost.txt
+	@mkdir -p $(@D)
+	awk '{ gsub(/["\\]/, "\\\\&"); print "\"" $$0 "\\n\"" }' $< > $@.new && mv $@.new $@
+$(SIM_OBJ)/device/gpu_cost.o: $(SIM_OBJ)/device/kernel_cost.h
+$(SIM_OBJ)/device/gpu_cost.o: SIM_INC += -I$(SIM_OBJ)/device
+
 $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@
@@ -84,9 +92,9 @@ $(BUILD)/test/sim-preempt-test: $(SIM_DIR)/test/preempt_test.c $(SIM_DIR)/test/m
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
 
-$(BUILD)/test/qgpu-simgpu-asan: $(SIM_GPU_SRC) $(SIM_HDR)
+$(BUILD)/test/qgpu-simgpu-asan: $(SIM_GPU_SRC) $(SIM_HDR) $(SIM_OBJ)/device/kernel_cost.h
 	@mkdir -p $(@D)
-	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
+	$(CC) $(QG_CFLAGS) $(SIM_INC) -I$(SIM_OBJ)/device $(SIM_SAN) $(filter %.c,$^) -o $@
 
 # The reader of modules by itself: images from stdin, what is in them to stdout.
 SIM_IMAGE_SRC := $(SIM_DIR)/test/image_test.c $(wildcard $(SIM_DIR)/libcuda/image/*.c)
