@@ -11,7 +11,7 @@ from ctypes import c_char, c_double, c_int32, c_uint32, c_uint64
 from typing import Any, ClassVar
 
 MAGIC = 0x4D495351
-VERSION = 3
+VERSION = 4
 SOCK = "sim.sock"
 TRACE = "trace.bin"
 CONTROL = "control"

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC     0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION   3u
+#define SIM_VERSION   4u
 #define SIM_SOCK      "sim.sock"
 #define SIM_TRACE     "trace.bin"
 #define SIM_CONTROL   "control" /* st_dev and st_ino of the control device, or "none" */
