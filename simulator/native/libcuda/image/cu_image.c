@@ -188,7 +188,8 @@ static CUresult read_part(bool code, const uint8_t *bytes, size_t size, struct c
     return code ? cu_image_elf(bytes, size, image) : cu_image_ptx(text, strnlen(text, size), image);
 }
 
-/* Machine code runs on its major version from its minor version on, PTX on all that is not older. */
+/* Machine code runs on its major version from its minor version on, PTX on all that is not older.
+ */
 static bool fits(bool code, uint32_t of, uint64_t flags, unsigned arch)
 {
     if (flags & ENTRY_SPECIFIC)

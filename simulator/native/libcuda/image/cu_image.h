@@ -67,8 +67,8 @@ struct cu_image {
 CUresult cu_image_locate(const void *image, const void **bytes, size_t *size);
 
 /* Reads the part that fits the compute capability (90: 9.0). When none fits,
- * CUDA_ERROR_NO_BINARY_FOR_GPU, and the image has the names of a part that does not. Any other error
- * leaves it empty. */
+ * CUDA_ERROR_NO_BINARY_FOR_GPU, and the image has the names of a part that does not. Any other
+ * error leaves it empty. */
 CUresult cu_image_read(const void *bytes, size_t size, unsigned arch, struct cu_image *image);
 void cu_image_free(struct cu_image *image);
 

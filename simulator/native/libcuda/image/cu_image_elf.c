@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Machine code (cubin): ELF of machine 190. Kernels are functions with a mark of NVIDIA's in
- * st_other, globals are objects in .nv.global, .nv.global.init and .nv.constant3. What is known of a
- * kernel stands in .nv.info, as records of an attribute, and in .nv.info.KERNEL and
+ * st_other, globals are objects in .nv.global, .nv.global.init and .nv.constant3. What is known of
+ * a kernel stands in .nv.info, as records of an attribute, and in .nv.info.KERNEL and
  * .nv.shared.KERNEL, whose sh_info is the section of the kernel's code.
  */
 #include "cu_image.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The linker. Code is never run here, so what comes out is what went in: PTX one after the other, or
- * the only binary. What cannot be put together, as objects of a host or PTX beside a binary, becomes
- * PTX of which any kernel name is accepted.
+ * The linker. Code is never run here, so what comes out is what went in: PTX one after the other,
+ * or the only binary. What cannot be put together, as objects of a host or PTX beside a binary,
+ * becomes PTX of which any kernel name is accepted.
  */
 #include "cu_context.h"
 
