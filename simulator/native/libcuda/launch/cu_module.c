@@ -137,6 +137,13 @@ static CUresult get(CUmodule module, bool library)
                : CUDA_ERROR_INVALID_HANDLE;
 }
 
+/* A module of its own, or the one of cuLibraryGetModule: that cannot be unloaded, only used. */
+static CUresult get_used(CUmodule module)
+{
+    CU_TRY(cu_ready());
+    return cu_handle_ok(CU_MODULE, module) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
 CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 {
     CUcontext ctx;
@@ -173,7 +180,7 @@ CUresult CUDAAPI cuModuleUnload(CUmodule module)
 
 CUresult CUDAAPI cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name)
 {
-    CU_TRY(get(module, false));
+    CU_TRY(get_used(module));
     return find(f, module, name);
 }
 
@@ -181,7 +188,7 @@ CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *ptr, size_t *bytes, CUmodule 
                                       const char *name)
 {
     (void)ptr, (void)bytes, (void)name;
-    CU_TRY(get(module, false));
+    CU_TRY(get_used(module));
     return CUDA_ERROR_NOT_FOUND;
 }
 
