@@ -165,6 +165,13 @@ static CUresult get(CUmodule module)
                                                                   : CUDA_ERROR_INVALID_HANDLE;
 }
 
+/* A module of its own, or the one of cuLibraryGetModule: that cannot be unloaded, only used. */
+static CUresult get_used(CUmodule module)
+{
+    CU_TRY(cu_ready());
+    return cu_handle_ok(CU_MODULE, module) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
 /* With the memory of its variables. */
 static CUresult into_context(CUmodule *out, CUcontext ctx)
 {
@@ -213,7 +220,7 @@ CUresult CUDAAPI cuModuleUnload(CUmodule module)
 
 CUresult CUDAAPI cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name)
 {
-    CU_TRY(get(module));
+    CU_TRY(get_used(module));
     return cu_module_find(f, module, name);
 }
 
@@ -222,13 +229,13 @@ CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *ptr, size_t *bytes, CUmodule 
 {
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
-    CU_TRY(get(module));
+    CU_TRY(get_used(module));
     return cu_globals_find(ptr, bytes, module, ctx, name, false);
 }
 
 CUresult CUDAAPI cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
 {
-    CU_TRY(get(module));
+    CU_TRY(get_used(module));
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
     *count = module->image.nkernels;
@@ -238,7 +245,7 @@ CUresult CUDAAPI cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
 CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction *functions, unsigned int most,
                                             CUmodule module)
 {
-    CU_TRY(get(module));
+    CU_TRY(get_used(module));
     return cu_module_list(functions, most, module);
 }
 
