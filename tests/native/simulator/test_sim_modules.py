@@ -140,6 +140,24 @@ def test_a_library_has_variables_in_each_context(begin: Callable[..., Simulator]
     ) == [4, [True, True, 500], [True, 4], [3, True, True, 500], True, 0]
 
 
+def test_managed_variables_need_no_context(begin: Callable[..., Simulator]) -> None:
+    """NVIDIA's runtime asks for them first. The first context that uses the library pays."""
+    assert seen(
+        begin(),
+        """
+        lib = g.opened(images.cubin(KERNELS, (Variable("big", 8 << 20, managed=True),)))
+        before = g.free_memory(); g.call("cuCtxSetCurrent", None)
+        M, G = "cuLibraryGetManaged", "cuLibraryGetGlobal"
+        first = g.variable(lib, b"big", M); print([g.variable(lib, b"big", G)])
+        c.cast(first[0], c.POINTER(c.c_uint64))[0] = 5
+        g.call("cuCtxSetCurrent", g.ctx); print(before - g.free_memory())
+        print([g.variable(lib, b"big", G) == first, (before - g.free_memory()) >> 20])
+        print([g.bytes_at(first[0], 8), g.raw("cuMemFree_v2", c.c_uint64(first[0]))])
+        g.call("cuLibraryUnload", lib); print(before - g.free_memory())
+        """,
+    ) == [[201], 0, [True, 10], ["0500000000000000", 1], 0]
+
+
 def test_code_for_another_card(begin: Callable[..., Simulator]) -> None:
     """A module of it is refused, a library when it is used."""
     assert seen(

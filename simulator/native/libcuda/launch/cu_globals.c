@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Variables of modules (__device__, __constant__, __managed__): one piece of the card's memory for
- * each context that uses the module, and one of managed memory. No variable lies at the beginning
- * of its piece, so that cuMemFree refuses its address.
+ * each context that uses the module, and one of managed memory, which NVIDIA's runtime asks for
+ * before there is a context. No variable lies at the beginning of its piece, so that cuMemFree
+ * refuses its address.
  */
 #include "cu_alloc.h"
 #include "cu_launch.h"
@@ -13,22 +14,23 @@
 
 struct cu_globals {
     struct cu_globals *next;
-    CUcontext ctx;
-    uint32_t id; /* of the context, for the same handle may become another one's */
+    CUcontext ctx; /* of managed ones: that is charged for them; NULL: none yet */
+    uint32_t id;   /* of the context, for the same handle may become another one's */
     bool managed;
     CUdeviceptr base;
+    uint64_t charge;
 };
 
 static bool alive(const struct cu_globals *globals)
 {
-    return cu_handle_ok(CU_CTX, globals->ctx) && globals->ctx->id == globals->id;
+    return globals->ctx && cu_handle_ok(CU_CTX, globals->ctx) && globals->ctx->id == globals->id;
 }
 
 /* Managed variables are there once for all contexts. */
 static struct cu_globals *present(CUmodule module, CUcontext ctx, bool managed)
 {
     for (struct cu_globals *g = module->globals; g; g = g->next)
-        if (g->managed == managed && alive(g) && (managed || g->ctx == ctx))
+        if (g->managed == managed && (managed || (alive(g) && g->ctx == ctx)))
             return g;
     return NULL;
 }
@@ -61,20 +63,21 @@ static CUresult initialise(const struct cu_image *image, bool managed, CUdevicep
     return CUDA_SUCCESS;
 }
 
-static CUresult load(CUmodule module, CUcontext ctx, bool managed)
+static CUresult new_piece(CUmodule module, CUcontext ctx, bool managed, uint64_t bytes)
 {
-    uint64_t bytes = lay_out(&module->image, managed);
-    if (!bytes || present(module, ctx, managed))
-        return CUDA_SUCCESS;
-    struct cu_globals *globals = malloc(sizeof *globals);
+    struct cu_globals *globals = calloc(1, sizeof *globals);
     if (!globals)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *globals = (struct cu_globals){module->globals, ctx, ctx->id, managed, 0};
-    CUresult status = cu_memory_new(&globals->base, bytes, managed ? MANAGED : DEVICE, ctx);
+    globals->next = module->globals;
+    globals->managed = managed;
+    globals->ctx = managed ? NULL : ctx;
+    globals->id = managed ? 0 : ctx->id;
+    CUresult status = managed ? cu_memory_managed_new(&globals->base, bytes)
+                              : cu_memory_new(&globals->base, bytes, DEVICE, ctx);
     if (status == CUDA_SUCCESS) {
         status = initialise(&module->image, managed, globals->base);
         if (status != CUDA_SUCCESS)
-            cu_memory_end(globals->base, ctx);
+            cu_memory_end(globals->base, globals->ctx);
     }
     if (status == CUDA_SUCCESS)
         module->globals = globals;
@@ -83,10 +86,26 @@ static CUresult load(CUmodule module, CUcontext ctx, bool managed)
     return status;
 }
 
+static CUresult load(CUmodule module, CUcontext ctx, bool managed)
+{
+    uint64_t bytes = lay_out(&module->image, managed);
+    if (!bytes)
+        return CUDA_SUCCESS;
+    if (!present(module, ctx, managed))
+        CU_TRY(new_piece(module, ctx, managed, bytes));
+    struct cu_globals *globals = present(module, ctx, managed);
+    if (!managed || !ctx || alive(globals))
+        return CUDA_SUCCESS;
+    CU_TRY(cu_memory_charge(&globals->charge, bytes, ctx));
+    globals->ctx = ctx;
+    globals->id = ctx->id;
+    return CUDA_SUCCESS;
+}
+
 CUresult cu_globals_load(CUmodule module, CUcontext ctx)
 {
     pthread_mutex_lock(&module->lock);
-    CUresult status = load(module, ctx, false);
+    CUresult status = ctx ? load(module, ctx, false) : CUDA_SUCCESS;
     if (status == CUDA_SUCCESS)
         status = load(module, ctx, true);
     pthread_mutex_unlock(&module->lock);
@@ -97,7 +116,11 @@ void cu_globals_unload(CUmodule module)
 {
     while (module->globals) {
         struct cu_globals *globals = module->globals;
-        if (alive(globals))
+        if (globals->managed)
+            cu_memory_end(globals->base, NULL);
+        if (globals->managed && alive(globals))
+            cu_memory_discharge(globals->charge, globals->ctx);
+        if (!globals->managed && alive(globals))
             cu_memory_end(globals->base, globals->ctx);
         module->globals = globals->next;
         free(globals);

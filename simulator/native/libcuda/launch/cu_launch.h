@@ -20,7 +20,8 @@ CUresult cu_module_find(CUfunction *out, CUmodule module, const char *name);
 /* up to most of its functions: the kernels of a module that could be read */
 CUresult cu_module_list(CUfunction *out, unsigned most, CUmodule module);
 
-/* cu_globals.c: memory of a module's variables in a context, taken once */
+/* cu_globals.c: memory of a module's variables in a context, taken once; without a context (NULL)
+ * only that of managed ones */
 CUresult cu_globals_load(CUmodule module, CUcontext ctx);
 void cu_globals_unload(CUmodule module);
 CUresult cu_globals_find(CUdeviceptr *ptr, size_t *bytes, CUmodule module, CUcontext ctx,

@@ -80,12 +80,19 @@ CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *ptr, size_t *bytes, CUlibrary l
     return cu_globals_find(ptr, bytes, (CUmodule)library, ctx, name, false);
 }
 
+/* NVIDIA's runtime asks before any context is current. */
+static CUcontext current_or_none(void)
+{
+    CUcontext ctx;
+    return cu_current(&ctx) == CUDA_SUCCESS ? ctx : NULL;
+}
+
 CUresult CUDAAPI cuLibraryGetManaged(CUdeviceptr *ptr, size_t *bytes, CUlibrary library,
                                      const char *name)
 {
-    CUcontext ctx;
-    CU_TRY(cu_current(&ctx));
+    CU_TRY(cu_enter(__func__));
     CU_TRY(get(library));
+    CUcontext ctx = current_or_none();
     return cu_globals_find(ptr, bytes, (CUmodule)library, ctx, name, true);
 }
 

@@ -371,7 +371,7 @@ static CUresult release(struct cu_alloc *alloc)
 {
     struct sim_rep rep;
     CUresult status = CUDA_SUCCESS;
-    if (alloc->kind != PINNED)
+    if (alloc->kind != PINNED && alloc->ctx)
         cu_stream_sync(&alloc->ctx->all);
     if (alloc->owner == OWN)
         status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
@@ -388,7 +388,8 @@ void cu_memory_end(CUdeviceptr base, CUcontext ctx)
 {
     pthread_rwlock_rdlock(&cu_alloc_lock);
     const struct cu_alloc *there = cu_alloc_find(base);
-    bool its = there && there->base == base && there->ctx == ctx && there->owner == OWN;
+    bool its =
+        there && there->base == base && there->ctx == ctx && there->owner == (ctx ? OWN : BORROWED);
     pthread_rwlock_unlock(&cu_alloc_lock);
     struct cu_alloc *alloc = its ? cu_alloc_take(base, DEVICE, MANAGED) : NULL;
     if (alloc)
