@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory whose address is there before any context is, as of managed variables: a context is charged
- * for it later.
+ * Memory whose address is there before any context is, as of managed variables: a context is
+ * charged for it later.
  */
 #include "cu_alloc.h"
 
