@@ -11,11 +11,12 @@ from ctypes import c_char, c_double, c_int32, c_uint32, c_uint64
 from typing import Any, ClassVar
 
 MAGIC = 0x4D495351
-VERSION = 3
+VERSION = 4
 SOCK = "sim.sock"
 TRACE = "trace.bin"
 CONTROL = "control"
 ENV_DIR = "QGPU_SIM_DIR"
+ENV_DEBUG = "QGPU_SIM_DEBUG"
 DEFAULT_DIR = "/var/lib/qgpu-sim"
 MAX_CARDS = 16
 MIG_MOST = 7
@@ -68,6 +69,7 @@ REQ_CONTROL_FILE = 9
 REQ_CTX_GROUPS = 11
 REQ_PIN = 12
 REQ_UNPIN = 13
+REQ_REACHED = 14
 REQ_CONTROL = 32
 REQ_LIMIT_SET = 33
 REQ_LIMIT_GET = 34
@@ -83,7 +85,7 @@ LISTED_GRAPHICS = 1
 LISTED_MPS = 2
 
 FAULTS = 8
-RULES = 64
+RULES = 96
 CALL_LEN = 64
 
 # enum sim_fault_kind
@@ -301,6 +303,7 @@ class Rule(ctypes.Structure):
         ("base_ns", c_double),
         ("block_ns", c_double),
         ("thread_ns", c_double),
+        ("wave_ns", c_double),
         ("stop_ns", c_double),
     ]
 
@@ -314,7 +317,7 @@ class Page(ctypes.Structure):
         ("nfaults", c_uint32),
         ("options", c_uint32),
         ("faults", Fault * 8),
-        ("rules", Rule * 64),
+        ("rules", Rule * 96),
     ]
 
 

@@ -3,7 +3,7 @@
 SIM_DIR := simulator/native
 SIM_OBJ := $(BUILD)/obj/sim
 # In the order of dependence: each knows those before it.
-SIM_CUDA := $(addprefix libcuda/,base context stream memory copy launch graph entry)
+SIM_CUDA := $(addprefix libcuda/,image base context stream memory copy launch graph entry)
 SIM_PARTS := protocol model device control serve $(SIM_CUDA) libnvml
 SIM_HDR := $(wildcard $(SIM_PARTS:%=$(SIM_DIR)/%/*.h)) enforcer/native/abi/qgpu_rm.h
 SIM_CLIENT_SRC := $(SIM_DIR)/protocol/sim_client.c
@@ -28,17 +28,45 @@ $(SIM_OBJ)/%.o: $(SIM_DIR)/%.c $(SIM_HDR)
 $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
     $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o): SIM_INC += $(QG_OLD_GLIBC)
 
-# Every function that the library defines is a row of cuGetProcAddress's table.
-SIM_ROW_OBJ := $(filter-out %/cu_table.o %/sim_client.o,$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
-$(SIM_OBJ)/libcuda/entry/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/entry/rows.awk \
-    enforcer/native/shim/dispatch/symbols.tsv
-	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/entry/rows.awk \
-	  enforcer/native/shim/dispatch/symbols.tsv - > $@.new && mv $@.new $@
+# Every function of the driver and of NVML is there. Those without a body are stubs; nm says which.
+# cuGetProcAddress's table is made of the same lists.
+SIM_CU_LIST := enforcer/native/shim/dispatch/symbols.tsv
+SIM_ML_LIST := enforcer/native/shim_nvml/symbols.tsv
+SIM_CU_BODIES := $(filter-out %/cu_table.o %/cu_stubs.o %/sim_client.o, \
+                 $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
+SIM_ML_BODIES := $(filter-out %/ml_stubs.o %/sim_client.o, \
+                 $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
+SIM_LIST = @mkdir -p $(@D)
+SIM_LIST += && nm -g --defined-only $(filter %.o,$^) | awk -f $(filter %.awk,$^) - \
+            $(filter %.tsv,$^) > $@.new && mv $@.new $@
+SIM_CU_GEN := $(SIM_OBJ)/libcuda/entry
+SIM_ML_GEN := $(SIM_OBJ)/libnvml
 
-$(SIM_OBJ)/libcuda/entry/cu_table.o: $(SIM_OBJ)/libcuda/entry/cu_rows.h
-$(SIM_OBJ)/libcuda/entry/cu_table.o: SIM_INC += -I$(SIM_OBJ)/libcuda/entry
+$(SIM_CU_GEN)/cu_rows.h: $(SIM_CU_BODIES) $(SIM_DIR)/libcuda/entry/rows.awk $(SIM_CU_LIST)
+	$(SIM_LIST)
+
+$(SIM_CU_GEN)/cu_stubs.h: $(SIM_CU_BODIES) $(SIM_OBJ)/libcuda/entry/cu_table.o \
+    $(SIM_DIR)/stubs.awk $(SIM_CU_LIST)
+	$(SIM_LIST)
+
+$(SIM_ML_GEN)/ml_stubs.h: $(SIM_ML_BODIES) $(SIM_DIR)/stubs.awk $(SIM_ML_LIST)
+	$(SIM_LIST)
+
+$(SIM_CU_GEN)/cu_table.o: $(SIM_CU_GEN)/cu_rows.h
+$(SIM_CU_GEN)/cu_stubs.o: $(SIM_CU_GEN)/cu_stubs.h
+$(SIM_ML_GEN)/ml_stubs.o: $(SIM_ML_GEN)/ml_stubs.h
+$(SIM_CU_GEN)/cu_table.o $(SIM_CU_GEN)/cu_stubs.o: SIM_INC += -I$(SIM_CU_GEN)
+$(SIM_ML_GEN)/ml_stubs.o: SIM_INC += -I$(SIM_ML_GEN)
 
 $(SIM_OBJ)/serve/gpu_options.o: gres/version.py
+
+# The rules that come with the program are a text in it.
+$(SIM_OBJ)/device/kernel_cost.h: $(SIM_DIR)/device/kernel_cost.txt
+	@mkdir -p $(@D)
+	awk '{ gsub(/["\\]/, "\\\\&"); print "\"" $$0 "\\n\"" }' $< > $@.new && mv $@.new $@
+$(SIM_OBJ)/device/gpu_cost.o: $(SIM_OBJ)/device/kernel_cost.h
+$(SIM_OBJ)/device/gpu_cost.o: SIM_INC += -I$(SIM_OBJ)/device
+
 $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@
@@ -64,8 +92,14 @@ $(BUILD)/test/sim-preempt-test: $(SIM_DIR)/test/preempt_test.c $(SIM_DIR)/test/m
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
 
-$(BUILD)/test/qgpu-simgpu-asan: $(SIM_GPU_SRC) $(SIM_HDR)
+$(BUILD)/test/qgpu-simgpu-asan: $(SIM_GPU_SRC) $(SIM_HDR) $(SIM_OBJ)/device/kernel_cost.h
 	@mkdir -p $(@D)
-	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
+	$(CC) $(QG_CFLAGS) $(SIM_INC) -I$(SIM_OBJ)/device $(SIM_SAN) $(filter %.c,$^) -o $@
+
+# The reader of modules by itself: images from stdin, what is in them to stdout.
+SIM_IMAGE_SRC := $(SIM_DIR)/test/image_test.c $(wildcard $(SIM_DIR)/libcuda/image/*.c)
+$(BUILD)/test/sim-image-test: $(SIM_IMAGE_SRC) $(SIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@ -ldl
 
 NATIVE += $(BUILD)/bin/qgpu-simgpu $(BUILD)/sim/libcuda.so.1 $(BUILD)/sim/libnvidia-ml.so.1

@@ -211,6 +211,7 @@ bool gpu_word_write(const struct gpu_conn *conn, uint64_t address, size_t size, 
 
 /* gpu_cost.c: rules for the duration of kernels, from a file; false: a message is on stderr */
 bool gpu_cost_read(struct sim_page *page, const char *path);
+bool gpu_cost_shipped(struct sim_page *page); /* for the kernels that no rule named until here */
 
 /* gpu_limit.c: memory limits of cgroups, as drivers from generation 615 have them */
 int gpu_limit_set(struct gpu *gpu, const struct sim_req *req, const char *dir);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The cost model of kernels that are not qgpu_work: a file with lines "PATTERN DURATION", "#"
- * begins a comment. A duration is a sum of terms like 40us, 0.2us/block or 3ns/thread. A third word
- * "stop=5us" says how long a block takes: the grain of --preempt cta.
+ * begins a comment. A duration is a sum of terms like 40us, 2us/wave, 0.2us/block or 3ns/thread. A
+ * third word "stop=5us" says how long a block takes: the grain of --preempt cta. The rules of
+ * kernel_cost.txt, which is a part of the program, come last.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -10,6 +11,12 @@
 #include <string.h>
 
 #include "gpu.h"
+
+#define RULES_OF_FILES 64u /* the rest is for those of kernel_cost.txt */
+
+static const char shipped[] =
+#include "kernel_cost.h" /* kernel_cost.txt as a text, by build.mk */
+    ;
 
 static double unit(const char **at)
 {
@@ -48,6 +55,8 @@ static bool duration(const char *text, struct sim_rule *rule)
             rule->block_ns += value;
         else if (suffix(&text, "/thread"))
             rule->thread_ns += value;
+        else if (suffix(&text, "/wave"))
+            rule->wave_ns += value;
         else
             rule->base_ns += value;
         if (!*text)
@@ -71,7 +80,8 @@ static bool stop(const char *text, struct sim_rule *rule)
     return number && rule->stop_ns >= 1 && !*text;
 }
 
-static bool line_of(struct sim_page *page, char *line, const char *path, unsigned number)
+static bool line_of(struct sim_page *page, char *line, const char *path, unsigned number,
+                    unsigned most)
 {
     char *save, *pattern, *text;
     line[strcspn(line, "#\n")] = 0;
@@ -88,8 +98,8 @@ static bool line_of(struct sim_page *page, char *line, const char *path, unsigne
                 path, number);
         return false;
     }
-    if (page->nrules == SIM_RULES) {
-        fprintf(stderr, "qgpu-simgpu: %s:%u: more than %u rules\n", path, number, SIM_RULES);
+    if (page->nrules >= most) {
+        fprintf(stderr, "qgpu-simgpu: %s:%u: more than %u rules\n", path, number, most);
         return false;
     }
     snprintf(rule.pattern, sizeof rule.pattern, "%s", pattern);
@@ -97,18 +107,29 @@ static bool line_of(struct sim_page *page, char *line, const char *path, unsigne
     return true;
 }
 
-bool gpu_cost_read(struct sim_page *page, const char *path)
+static bool lines_of(struct sim_page *page, FILE *file, const char *path, unsigned most)
 {
     char line[512];
     unsigned number = 0;
     bool ok = true;
+    while (ok && fgets(line, sizeof line, file))
+        ok = line_of(page, line, path, ++number, most);
+    fclose(file);
+    return ok;
+}
+
+bool gpu_cost_read(struct sim_page *page, const char *path)
+{
     FILE *file = fopen(path, "re");
     if (!file) {
         fprintf(stderr, "qgpu-simgpu: cannot read %s: %s\n", path, strerror(errno));
         return false;
     }
-    while (ok && fgets(line, sizeof line, file))
-        ok = line_of(page, line, path, ++number);
-    fclose(file);
-    return ok;
+    return lines_of(page, file, path, RULES_OF_FILES);
+}
+
+bool gpu_cost_shipped(struct sim_page *page)
+{
+    FILE *file = fmemopen((void *)(uintptr_t)shipped, sizeof shipped - 1, "r");
+    return file && lines_of(page, file, "its own rules", SIM_RULES);
 }

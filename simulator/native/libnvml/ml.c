@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * build/sim/libnvidia-ml.so.1: the part of NVML that programs use to see cards, memory and
- * processes. Every call asks the device side, so what is reported is what the model did. Unknown
- * functions do not exist here, as with an old driver; bindings treat that as "not supported".
+ * processes. Every call asks the device side, so what is reported is what the model did. The other
+ * functions are stubs (ml_stubs.c).
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -337,7 +337,9 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     TRY(ml_check(device));
     if (!pci)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *pci = (nvmlPciInfo_t){.bus = 0x10 + device->info.index, .pciDeviceId = 0x233510de};
+    *pci = (nvmlPciInfo_t){.bus = 0x10 + device->info.index,
+                           .pciDeviceId = SIM_PCI_DEVICE,
+                           .pciSubSystemId = SIM_PCI_SUBSYSTEM};
     snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
     snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
     return NVML_SUCCESS;

@@ -5,6 +5,8 @@
  */
 #include "ml.h"
 
+#include <string.h>
+
 static nvmlReturn_t list_procs(nvmlDevice_t device, struct sim_procs *procs)
 {
     uint64_t numbers[3] = {device->info.index, 0, 0};
@@ -13,9 +15,12 @@ static nvmlReturn_t list_procs(nvmlDevice_t device, struct sim_procs *procs)
     return procs->rep.a <= SIM_MAX_PROCS ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
-#define processes(kind, device, count, infos) processes_in(__func__, kind, device, count, infos)
-static nvmlReturn_t processes_in(const char *function, enum sim_listed kind, nvmlDevice_t device,
-                                 unsigned *count, nvmlProcessInfo_t *infos)
+/* The first version of an entry begins as the later ones do, and has no instances. */
+_Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), "one layout");
+_Static_assert(sizeof(nvmlProcessInfo_v1_t) < sizeof(nvmlProcessInfo_t), "a part of the other");
+
+static nvmlReturn_t processes(const char *function, enum sim_listed kind, nvmlDevice_t device,
+                              unsigned *count, void *infos, size_t size)
 {
     struct sim_procs procs;
     unsigned n = 0, room = count ? *count : 0;
@@ -25,42 +30,34 @@ static nvmlReturn_t processes_in(const char *function, enum sim_listed kind, nvm
     TRY(list_procs(device, &procs));
     for (unsigned i = 0; i < procs.rep.a; i++) {
         const struct sim_proc_info *info = &procs.procs[i];
+        const nvmlProcessInfo_t entry = {.pid = info->pid,
+                                         .usedGpuMemory = info->mem,
+                                         .gpuInstanceId = 0xffffffff,
+                                         .computeInstanceId = 0xffffffff};
         if (info->listed != kind)
             continue;
         if (n++ < room)
-            infos[n - 1] = (nvmlProcessInfo_t){.pid = info->pid,
-                                               .usedGpuMemory = info->mem,
-                                               .gpuInstanceId = 0xffffffff,
-                                               .computeInstanceId = 0xffffffff};
+            memcpy((char *)infos + (n - 1) * size, &entry, size);
     }
     *count = n;
     return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                     nvmlProcessInfo_t *infos)
-{
-    return processes(SIM_LISTED_COMPUTE, device, count, infos);
-}
+#define PROCESSES(name, kind, type)                                                                \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)                       \
+    {                                                                                              \
+        return processes(#name, kind, device, count, infos, sizeof *infos);                        \
+    }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
-                                                     nvmlProcessInfo_v2_t *infos)
-{
-    _Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), "one layout");
-    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, (nvmlProcessInfo_t *)infos);
-}
-
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                      nvmlProcessInfo_t *infos)
-{
-    return processes(SIM_LISTED_GRAPHICS, device, count, infos);
-}
-
-nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                        nvmlProcessInfo_t *infos)
-{
-    return processes(SIM_LISTED_MPS, device, count, infos);
-}
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, SIM_LISTED_COMPUTE, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, SIM_LISTED_COMPUTE, nvmlProcessInfo_v2_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, SIM_LISTED_COMPUTE, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, SIM_LISTED_GRAPHICS, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, SIM_LISTED_GRAPHICS, nvmlProcessInfo_v2_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, SIM_LISTED_GRAPHICS, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, SIM_LISTED_MPS, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, SIM_LISTED_MPS, nvmlProcessInfo_v2_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, SIM_LISTED_MPS, nvmlProcessInfo_t)
 
 static nvmlReturn_t utilization(nvmlDevice_t device, struct sim_util *util)
 {

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,20 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+/* One write per line: lines of processes and threads do not mix. */
+void sim_debug(const char *format, ...)
+{
+    const char *wanted = getenv(SIM_ENV_DEBUG);
+    char line[256];
+    va_list values;
+    if (!wanted || !*wanted || strcmp(wanted, "0") == 0)
+        return;
+    va_start(values, format);
+    vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    dprintf(STDERR_FILENO, "qgpu-sim: %s\n", line);
+}
 
 int sim_connect(void)
 {

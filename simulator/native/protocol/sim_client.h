@@ -10,6 +10,14 @@
 
 #include "sim_proto.h"
 
+#define SIM_CUDA_VERSION  13000      /* what cuDriverGetVersion says */
+#define SIM_PCI_DEVICE    0x233510de /* device and vendor: an H200 */
+#define SIM_PCI_SUBSYSTEM 0x18be10de
+
+/* One line on stderr if QGPU_SIM_DEBUG is set (to anything but 0): what a program asked for and did
+ * not get. */
+void sim_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* to the directory that QGPU_SIM_DIR names, else SIM_DEFAULT_DIR; -1: no simulator there */
 int sim_connect(void);
 /* One request and its answer; answer begins with struct sim_rep. False: the connection is useless

@@ -13,12 +13,13 @@
 
 #include <stdint.h>
 
-#define SIM_MAGIC   0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION 3u
-#define SIM_SOCK    "sim.sock"
-#define SIM_TRACE   "trace.bin"
-#define SIM_CONTROL "control" /* st_dev and st_ino of the control device, or "none" */
-#define SIM_ENV_DIR "QGPU_SIM_DIR"
+#define SIM_MAGIC     0x4d495351u /* "QSIM", little endian */
+#define SIM_VERSION   4u
+#define SIM_SOCK      "sim.sock"
+#define SIM_TRACE     "trace.bin"
+#define SIM_CONTROL   "control" /* st_dev and st_ino of the control device, or "none" */
+#define SIM_ENV_DIR   "QGPU_SIM_DIR"
+#define SIM_ENV_DEBUG "QGPU_SIM_DEBUG"
 /* of an installed simulator: a driver needs no environment */
 #define SIM_DEFAULT_DIR "/var/lib/qgpu-sim"
 #define SIM_MAX_CARDS   16u
@@ -137,6 +138,9 @@ enum sim_req_type {
     /* a = address, b = bytes: registered host memory, which the device may map; always a success */
     SIM_REQ_PIN = 12,
     SIM_REQ_UNPIN = 13, /* a = address */
+    /* a = context id of any process, b = stream slot, c = sequence number there -> a = whether it
+     * was reached, or the context is gone */
+    SIM_REQ_REACHED = 14,
     /* text: a command of serve/gpu_faults.c, from root only -> rep; a = what it reached */
     SIM_REQ_CONTROL = 32,
     /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */
@@ -216,7 +220,7 @@ struct sim_util {
 /* ---- one process's page: what the device side wants its libraries to do ---- */
 
 #define SIM_FAULTS   8u
-#define SIM_RULES    64u
+#define SIM_RULES    96u
 #define SIM_CALL_LEN 64u
 
 enum sim_fault_kind { SIM_FAULT_NONE, SIM_FAULT_ERROR, SIM_FAULT_DELAY, SIM_FAULT_HANG };
@@ -233,6 +237,7 @@ struct sim_fault {
 struct sim_rule { /* duration of kernels whose name matches the pattern */
     char pattern[SIM_CALL_LEN];
     double base_ns, block_ns, thread_ns;
+    double wave_ns; /* of the blocks that the card runs at a time */
     /* it can be taken off the card that often, see --preempt cta; 0: as the card says */
     double stop_ns;
 };

@@ -29,8 +29,9 @@ static const char usage[] =
     "  --queue-depth N    commands of a context in flight at which a launch blocks, 1 to 4096 "
     "(1024)\n"
     "  --ns-per-iter F    duration of one iteration of qgpu_work (1.0)\n"
-    "  --unknown-us F     duration of any other kernel (10)\n"
-    "  --kernel-cost FILE lines of a name pattern and a duration, as 'gemm_* 40us+0.2us/block', "
+    "  --unknown-us F     duration of any kernel that --kernel-cost does not name (by its own "
+    "rules)\n"
+    "  --kernel-cost FILE lines of a name pattern and a duration, as 'gemm_* 40us+2us/wave', "
     "perhaps 'stop=5us', what a\n"
     "                     block takes (--preempt cta); the first match counts\n"
     "  --copy-gbs F       host to card and back, GB/s (50)\n"
@@ -317,7 +318,6 @@ void gpu_parse(struct gpu *gpu, int argc, char **argv)
         .memory = 81920ull << 20,
         .context_bytes = 300ull << 20,
         .ns_per_iter = 1.0,
-        .unknown_us = 10,
         .copy_gbs = 50,
         .memory_gbs = 2000,
         .trace = true,
@@ -328,6 +328,8 @@ void gpu_parse(struct gpu *gpu, int argc, char **argv)
             .slice_ns = 1000000, .switch_ns = 50000, .launch_ns = 3000, .preempt_ns = 100000}};
     while ((option = getopt_long(argc, argv, "", options, &index)) != -1)
         set_option(gpu, option, options[index].name, optarg);
+    if (!config->unknown_us && !gpu_cost_shipped(&gpu->page))
+        exit(2);
     if (!config->driver)
         config->driver = config->generation < 615 ? "580.00.qgpusim" : "615.00.qgpusim";
     if (!config->dir || config->dir[0] != '/' || !config->node || !*config->node ||

@@ -213,6 +213,18 @@ static void pin_request(struct gpu_conn *conn, const struct sim_req *req)
     answer_plain(conn, CUDA_SUCCESS, 0);
 }
 
+/* For events that processes share. A context that is not there runs nothing. */
+static void reached_request(struct gpu_conn *conn, const struct sim_req *req)
+{
+    struct gpu_ctx *ctx = req->a <= UINT32_MAX ? gpu_ctx_find(conn->gpu, (uint32_t)req->a) : NULL;
+    bool reached = !ctx || req->b >= SIM_STREAMS;
+    if (!reached) {
+        gpu_card_sync(ctx->card);
+        reached = ctx->model->streams[req->b].done_seq >= req->c;
+    }
+    answer_plain(conn, CUDA_SUCCESS, reached);
+}
+
 /* Requests with a text. The control interface is for tests, memory limits are the driver's; both
  * are root's. */
 static void text_request(struct gpu_conn *conn, const struct sim_req *req, const char *text)
@@ -263,6 +275,10 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
     }
     if (req->type == SIM_REQ_PIN || req->type == SIM_REQ_UNPIN) {
         pin_request(conn, req);
+        return;
+    }
+    if (req->type == SIM_REQ_REACHED) {
+        reached_request(conn, req);
         return;
     }
     if (req->a >= gpu->config.cards) {

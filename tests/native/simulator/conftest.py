@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from image_reader import Reader
 from sim_tools import make, start
 
 from simulator.sim import Simulator
@@ -29,3 +30,11 @@ def sim(built: None, tmp_path: Path) -> Iterator[Simulator]:
         tmp_path / "sim", cards=2, memory_mib=4096, minor_base=os.getpid() % 1000 * 16
     ) as simulator:
         yield simulator
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    make("build/test/sim-image-test")
+    program = Reader()
+    yield program
+    program.end()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sim_tools import client_env, make, nvml, run, spawn, start
 
+from simulator.layout import MAGIC, VERSION
 from simulator.sim import Kind, SimError, Simulator
 
 pytestmark = pytest.mark.native
@@ -298,7 +299,7 @@ def test_only_root_may_ask(sim: Simulator) -> None:
         "import os, struct, socket, sys\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1])\n"
-        "s.send(struct.pack('<IIII32x1024s', 0x4D495351, 3, 32, 1072, b'clear'))\n"
+        f"s.send(struct.pack('<IIII32x1024s', {MAGIC}, {VERSION}, 32, 1072, b'clear'))\n"
         "print(struct.unpack_from('<i', s.recv(64), 12)[0])"
     )
     done = subprocess.run(

@@ -108,3 +108,28 @@ def test_context_of_cuda_2_lives_until_its_last_detach(sim: Simulator) -> None:
     )
     assert out.split() == ["True", "201", "201", "300"]
     assert int(nvml(sim, "print(n.nvmlDeviceGetMemoryInfo(h).used)")) < 300 * MIB
+
+
+def test_the_module_of_a_library_is_used_as_any_other_but_not_unloaded(sim: Simulator) -> None:
+    """The runtime of CUDA 12 loads a library and asks its module for kernels and variables."""
+    out = run(
+        sim,
+        """
+        g = Cuda(); library, module, f, name, again = (c.c_void_p() for _ in range(5))
+        kernel, whose, size = c.c_void_p(), c.c_void_p(), c.c_size_t()
+        code = b".version 8.0\\n.target sm_90\\n.visible .entry one()\\n{ ret; }\\n"
+        N = None
+        g.call("cuLibraryLoadData", c.byref(library), code, N, N, 0, N, N, 0)
+        g.call("cuLibraryGetModule", c.byref(module), library)
+        g.call("cuModuleGetFunction", c.byref(f), module, b"one")
+        print(g.raw("cuModuleGetFunction", c.byref(again), module, b"two"))
+        print(g.raw("cuModuleGetGlobal_v2", c.byref(name), c.byref(size), module, b"none"))
+        g.call("cuLibraryGetKernel", c.byref(kernel), library, b"one")
+        g.call("cuKernelGetFunction", c.byref(again), kernel); print(again.value == f.value)
+        g.call("cuFuncGetModule", c.byref(whose), f); print(whose.value == module.value)
+        g.call("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, N, N, N); g.call("cuCtxSynchronize")
+        print(g.raw("cuModuleUnload", module)); g.call("cuLibraryUnload", library)
+        print(g.raw("cuModuleGetFunction", c.byref(f), module, b"one"))
+        """,
+    )
+    assert out.split() == ["500", "500", "True", "True", "400", "400"]

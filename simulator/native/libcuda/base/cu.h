@@ -16,10 +16,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cu_image.h"
 #include "sim_client.h"
 #include "sim_proto.h"
 
-#define CU_SIM_VERSION 13000
+#define CU_SIM_VERSION SIM_CUDA_VERSION
 #define CU_MAX_STACK   32
 #define CU_EXEC_SIZE   512 /* of an executable graph, and of a graph's node */
 #define CU_NODE_SIZE   512
@@ -134,6 +135,7 @@ struct CUevent_st {
     CUgraph capture; /* it was recorded in this one */
     uint64_t capture_id;
     struct cu_front *front;
+    struct cu_ipc *ipc; /* shared with other processes, cu_ipc_event.c */
 };
 
 #define CU_OLD_PARAMS 256u /* bytes of parameters that cuParamSet* keeps */
@@ -142,21 +144,26 @@ struct CUfunc_st {
     CUmodule module;
     struct CUfunc_st *next;
     bool is_work; /* qgpu_work(u64 iterations): the kernel whose duration is its argument */
-    const struct sim_rule *rule; /* of --kernel-cost; NULL: --unknown-us */
+    const struct sim_rule *rule;          /* for its duration; NULL: --unknown-us */
+    const struct cu_image_kernel *kernel; /* NULL: its module could not be read */
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     char *name;
     struct { /* cu_launch_old.c */
         uint64_t threads;
+        unsigned shared;
         char params[CU_OLD_PARAMS];
     } old;
 };
 
 struct CUmod_st {
     enum cu_magic magic;
-    char *ptx; /* NULL: binary code, any kernel name is accepted */
-    struct CUfunc_st *functions;
+    struct cu_image image;
+    struct CUfunc_st *functions;  /* that were asked for */
+    struct CUfunc_st **of_kernel; /* as many as the image has kernels */
+    struct cu_globals *globals;   /* cu_globals.c: its variables, once for each context */
     pthread_mutex_t lock;
     bool is_library;
+    bool misfit; /* a library without code for the card */
 };
 
 /* cu_conn.c */
@@ -165,6 +172,8 @@ CUresult cu_connect(void);
 CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds,
                     unsigned nfds);
 CUresult cu_bind_groups(uint32_t ctx, uint32_t client, const uint32_t groups[CU_GROUPS]);
+/* rep->a: whether a place in a stream of any process's context was reached */
+CUresult cu_reached(uint32_t ctx, uint32_t stream, uint64_t seq, struct sim_rep *rep);
 bool cu_server_alive(void);
 CUresult cu_not_ready(void); /* CUDA_ERROR_NOT_READY, or that the device side is gone */
 /* CUDA_SUCCESS after cuInit in this process, and no fault asked for */

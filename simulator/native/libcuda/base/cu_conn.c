@@ -71,6 +71,12 @@ CUresult cu_bind_groups(uint32_t ctx, uint32_t client, const uint32_t groups[CU_
     return exchange(&req, &rep, sizeof rep, NULL, 0);
 }
 
+CUresult cu_reached(uint32_t ctx, uint32_t stream, uint64_t seq, struct sim_rep *rep)
+{
+    struct sim_req req = {SIM_MAGIC, SIM_VERSION, SIM_REQ_REACHED, sizeof req, ctx, stream, seq, 0};
+    return exchange(&req, rep, sizeof *rep, NULL, 0);
+}
+
 bool cu_server_alive(void)
 {
     struct pollfd fd = {.fd = cu.sock, .events = POLLRDHUP};

@@ -12,6 +12,20 @@ CUresult cu_current_in(const char *function, CUcontext *ctx);
 #define cu_current(ctx) cu_current_in(__func__, ctx)
 CUresult cu_sticky(CUcontext ctx); /* the error that the context is in, CUDA_SUCCESS: none */
 
+#define CU_FIRST_BUS 0x10 /* PCI bus of card 0; the others follow */
+
+/* Of the simulated card, for occupancy and launches as well as for the program (cu_attribute.c). */
+#define CU_SM_COUNT       132
+#define CU_SM_THREADS     2048
+#define CU_SM_BLOCKS      32
+#define CU_SM_REGISTERS   65536
+#define CU_SM_SHARED      233472
+#define CU_BLOCK_THREADS  1024
+#define CU_BLOCK_SHARED   49152
+#define CU_BLOCK_OPTIN    232448
+#define CU_BLOCK_RESERVED 1024 /* shared memory that each block takes beside its own */
+#define CU_WARP           32
+
 /* cu_device.c */
 CUresult cu_device_of(CUdevice dev, struct cu_device **device);
 

@@ -58,27 +58,6 @@ CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attri
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuKernelGetName(const char **name, CUkernel kernel)
-{
-    return cuFuncGetName(name, (CUfunction)kernel);
-}
-
-CUresult CUDAAPI cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel,
-                                      CUdevice dev)
-{
-    struct cu_device *device;
-    CU_TRY(cu_device_of(dev, &device));
-    return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
-}
-
-CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
-                                      CUdevice dev)
-{
-    struct cu_device *device;
-    CU_TRY(cu_device_of(dev, &device));
-    return cuFuncSetAttribute((CUfunction)kernel, attribute, value);
-}
-
 /* ---- attributes of streams: kept as far as there are any, without effect ---- */
 
 static CUresult get_attribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue *value,

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuGetProcAddress: the key is (name, version, flags). A row is base name, exported symbol, the
- * CUDA version that introduced it, and whether it is the per-thread default stream variant. Of the
- * rows that are old enough the newest wins; with the flag for per-thread default streams a variant
- * wins over the plain function.
+ * CUDA version that introduced it, whether it is the per-thread default stream variant, and whether
+ * it is a stub. Of the rows that are old enough the newest wins; with the flag for per-thread
+ * default streams a variant wins over the plain function. A stub of a version after the simulated
+ * driver's is not found: a driver that old has no such function, and what works stands for it.
  */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Not cuda.h: the rows are of every function that the library defines (cu_rows.h, made by
- * rows.awk), also of those whose declaration depends on macros. */
-#define ROW(name, symbol, version, per_thread) extern char symbol[];
+#include "sim_client.h"
+
+/* Not cuda.h: the rows are of every function of the driver (cu_rows.h, made by rows.awk), also of
+ * those whose declaration depends on macros. */
+#define ROW(name, symbol, version, per_thread, stub) extern char symbol[];
 #include "cu_rows.h"
 #undef ROW
 
@@ -26,7 +29,7 @@ struct row {
     const char *name;
     void *function;
     int version;
-    bool per_thread;
+    bool per_thread, stub;
 };
 
 extern int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
@@ -34,11 +37,11 @@ extern int cuGetProcAddress_v2(const char *name, void **function, int version, u
                                int *result);
 
 static const struct row rows[] = {
-#define ROW(name, symbol, version, per_thread) {name, symbol, version, per_thread},
+#define ROW(name, symbol, version, per_thread, stub) {name, symbol, version, per_thread, stub},
 #include "cu_rows.h"
 #undef ROW
-    {"cuGetProcAddress", (void *)cuGetProcAddress, 11030, false},
-    {"cuGetProcAddress", (void *)cuGetProcAddress_v2, 12000, false},
+    {"cuGetProcAddress", (void *)cuGetProcAddress, 11030, false, false},
+    {"cuGetProcAddress", (void *)cuGetProcAddress_v2, 12000, false, false},
 };
 
 static bool better(const struct row *row, const struct row *best, bool per_thread)
@@ -57,7 +60,8 @@ static int look(const char *name, void **function, int version, uint64_t flags, 
     if (!name || !function || flags & ~3ull)
         return INVALID_VALUE;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (strcmp(rows[i].name, name) != 0 || (rows[i].per_thread && !per_thread))
+        if (strcmp(rows[i].name, name) != 0 || (rows[i].per_thread && !per_thread) ||
+            (rows[i].stub && rows[i].version > SIM_CUDA_VERSION))
             continue;
         known = true;
         if (rows[i].version <= version && better(&rows[i], best, per_thread))

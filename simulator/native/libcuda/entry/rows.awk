@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The table of cuGetProcAddress: what the simulator defines (nm), with name, version and kind from the shim's symbols.tsv.
-FILENAME ~ /symbols\.tsv$/ { if (!/^#/) { api[$1] = $2; since[$1] = $3; ptsz[$1] = $4 }; next }
-$2 == "T" && ($3 in api) { printf "ROW(\"%s\", %s, %d, %s)\n", api[$3], $3, since[$3], ptsz[$3] ? "true" : "false" }
+# The table of cuGetProcAddress: symbol, name, version and kind of the shim's symbols.tsv, and
+# whether a stub stands for the function. Reads what nm says of the bodies, then symbols.tsv.
+!/\t/ { if ($2 == "T") body[$3] = 1; next }
+/^#/ || $1 ~ /^cuGetProcAddress(_v2)?$/ { next } # cu_table.c writes those rows
+{ printf "ROW(\"%s\", %s, %d, %s, %s)\n", $2, $1, $3, $4 ? "true" : "false", $1 in body ? "false" : "true" }

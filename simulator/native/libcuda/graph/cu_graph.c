@@ -22,6 +22,7 @@ CUresult cu_graph_new(CUgraph *out)
 void cu_graph_free(CUgraph graph)
 {
     cu_graphmem_graph_gone(graph);
+    cu_owned_release(&graph->owned, NULL);
     for (size_t i = 0; i < graph->count; i++) {
         struct cu_node *node = graph->nodes[i];
         if (node->child)
@@ -136,7 +137,7 @@ CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *
     CU_TRY(cu_kernel_cmd(params->func ? params->func : (CUfunction)params->kern,
                          (uint64_t)params->gridDimX * params->gridDimY * params->gridDimZ,
                          (uint64_t)params->blockDimX * params->blockDimY * params->blockDimZ,
-                         params->kernelParams, params->extra, &cmd));
+                         params->sharedMemBytes, params->kernelParams, params->extra, &cmd));
     node->cmd = cmd;
     node->has_kernel = true;
     node->as.kernel = *params;
@@ -260,6 +261,7 @@ CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgr
 
 static CUresult copy_into(CUgraph to, CUgraph from)
 {
+    CU_TRY(cu_owned_copy(&to->owned, from->owned));
     for (size_t i = 0; i < from->count; i++) {
         const struct cu_node *old = from->nodes[i];
         struct cu_node *node;

@@ -8,6 +8,7 @@
 #define QGPU_SIM_CU_GRAPH_H
 
 #include "cu_alloc.h"
+#include "cu_owned.h"
 
 struct cu_node { /* CUgraphNode points to one */
     enum cu_magic magic;
@@ -38,6 +39,7 @@ struct CUgraph_st {
     bool invalid;      /* the capture is */
     CUstream *members; /* streams that take part in the capture */
     size_t nmembers;
+    struct cu_owned *owned; /* references to user objects */
 };
 
 _Static_assert(sizeof(struct cu_node) <= CU_NODE_SIZE && sizeof(struct CUgraph_st) <= 256,

@@ -34,6 +34,7 @@ struct CUgraphExec_st {
     CUstream streams[BRANCHES]; /* of branches from 1 */
     CUcontext ctx;              /* where they are */
     CUstream last_stream;       /* of the newest launch */
+    struct cu_owned *owned;     /* references to user objects */
     pthread_mutex_t lock;
 };
 
@@ -143,12 +144,14 @@ static void free_items(struct item *items, size_t count)
     free(items);
 }
 
-static CUresult memory_of(CUgraph graph, CUgraphExec exec)
+/* Memory and references to user objects. */
+static CUresult holdings_of(CUgraph graph, CUgraphExec exec)
 {
     CU_TRY(cu_graphmem_instantiated(graph, exec));
+    CU_TRY(cu_owned_copy(&exec->owned, graph->owned));
     for (size_t i = 0; i < graph->count; i++)
         if (graph->nodes[i]->child)
-            CU_TRY(memory_of(graph->nodes[i]->child, exec));
+            CU_TRY(holdings_of(graph->nodes[i]->child, exec));
     return CUDA_SUCCESS;
 }
 
@@ -169,7 +172,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, unsigned long long 
     pthread_mutex_init(&exec->lock, NULL);
     deal_out(exec);
     *out = exec;
-    return memory_of(graph, exec);
+    return holdings_of(graph, exec);
 }
 
 CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
@@ -233,12 +236,25 @@ static void drop_streams(CUgraphExec exec)
         }
 }
 
+/* Where its newest launch is; NULL: there is none, or nothing of it can still run. */
+static CUstream busy_in(CUgraphExec exec)
+{
+    CUstream stream = exec->last_stream;
+    if (!stream || !cu_handle_ok(CU_CTX, exec->ctx))
+        return NULL;
+    bool own = stream >= exec->ctx->per_thread && stream < exec->ctx->per_thread + SIM_STREAM_PT_N;
+    return own || stream == &exec->ctx->legacy || cu_handle_ok(CU_STREAM, stream)
+               ? stream
+               : &exec->ctx->all; /* the program destroyed it: behind everything */
+}
+
 CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
 {
     CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_EXEC, exec))
         return CUDA_ERROR_INVALID_VALUE;
     cu_graphmem_exec_gone(exec);
+    cu_owned_release(&exec->owned, busy_in(exec));
     drop_streams(exec);
     free_items(exec->items, exec->count);
     cu_handle_free(CU_EXEC, exec);
@@ -408,8 +424,12 @@ CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
     bool same = same_shape(exec, fresh);
     /* the nodes are the other graph's; SetParams still goes by those that it was made of */
     if (same) {
+        struct cu_owned *before = exec->owned;
         for (size_t i = 0; i < exec->count; i++)
             exec->items[i].node = fresh->items[i].node;
+        exec->owned = fresh->owned;
+        fresh->owned = NULL;
+        cu_owned_release(&before, busy_in(exec));
     }
     pthread_mutex_unlock(&exec->lock);
     cuGraphExecDestroy(fresh);

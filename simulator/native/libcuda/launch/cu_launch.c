@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Launches. The kernel qgpu_work(u64 iterations, ...) takes iterations x ns-per-iter on the card,
- * any other kernel what the first rule of --kernel-cost says that fits its name, else a fixed time;
- * nothing is computed. Host functions run in a thread per stream.
+ * any other kernel what the first rule says that fits its name, else --unknown-us; nothing is
+ * computed. Host functions run in a thread per stream.
  */
 #include "cu_capture.h"
+#include "cu_context.h"
 #include "cu_launch.h"
 #include "cu_stream.h"
 
@@ -22,21 +23,43 @@ static uint64_t first_argument(void **params, void **extra)
     return value;
 }
 
-CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra,
-                       struct sim_cmd *cmd)
+static CUresult check(CUfunction f, uint64_t blocks, uint64_t threads, unsigned shared)
+{
+    const int *limits = f->attributes;
+    if (f->module->misfit)
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (!blocks || !threads || threads > CU_BLOCK_THREADS ||
+        shared > (unsigned)limits[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES])
+        return CUDA_ERROR_INVALID_VALUE;
+    if (f->kernel && f->kernel->max_threads && threads > f->kernel->max_threads)
+        return CUDA_ERROR_INVALID_VALUE;
+    return cu_blocks_per_sm(f, threads, shared) ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+}
+
+/* Blocks that run at a time are a wave: the last one takes as long as a full one. */
+static double cost(CUfunction f, uint64_t blocks, uint64_t threads, unsigned shared)
+{
+    uint64_t wave = (uint64_t)CU_SM_COUNT * cu_blocks_per_sm(f, threads, shared);
+    const struct sim_rule *rule = f->rule;
+    return rule->base_ns + (double)((blocks + wave - 1) / wave) * rule->wave_ns +
+           (double)blocks * (rule->block_ns + (double)threads * rule->thread_ns);
+}
+
+CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, unsigned shared,
+                       void **params, void **extra, struct sim_cmd *cmd)
 {
     if (!cu_handle_ok(CU_FUNCTION, f))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!blocks || !threads || threads > 1024 || (params && extra))
+    if (params && extra)
         return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(check(f, blocks, threads, shared));
     if (f->is_work) {
         if (!params && !extra)
             return CUDA_ERROR_INVALID_VALUE;
         cmd->a = first_argument(params, extra);
         cmd->b = SIM_COST_WORK;
     } else if (f->rule) {
-        double ns = f->rule->base_ns +
-                    (double)blocks * (f->rule->block_ns + (double)threads * f->rule->thread_ns);
+        double ns = cost(f, blocks, threads, shared);
         cmd->a = ns < 1e15 ? (uint64_t)ns : 1000000000000000ull;
         cmd->b = SIM_COST_RULE;
         cmd->c = (uint64_t)f->rule->stop_ns;
@@ -44,13 +67,13 @@ CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **p
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream handle,
-                       void **params, void **extra, bool pt)
+static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, unsigned shared,
+                       CUstream handle, void **params, void **extra, bool pt)
 {
     CUstream stream;
     struct sim_cmd cmd = {.op = SIM_OP_KERNEL};
     CU_TRY(cu_stream_get(handle, pt, &stream));
-    CU_TRY(cu_kernel_cmd(f, blocks, threads, params, extra, &cmd));
+    CU_TRY(cu_kernel_cmd(f, blocks, threads, shared, params, extra, &cmd));
     return cu_push(stream, &cmd, false, NULL);
 }
 
@@ -58,9 +81,8 @@ static CUresult launch_kernel(CUfunction f, unsigned gx, unsigned gy, unsigned g
                               unsigned by, unsigned bz, unsigned shared, CUstream stream,
                               void **params, void **extra, bool pt)
 {
-    if (shared > 232448)
-        return CUDA_ERROR_INVALID_VALUE;
-    return launch(f, (uint64_t)gx * gy * gz, (uint64_t)bx * by * bz, stream, params, extra, pt);
+    return launch(f, (uint64_t)gx * gy * gz, (uint64_t)bx * by * bz, shared, stream, params, extra,
+                  pt);
 }
 
 CU_BOTH(cuLaunchKernel, cuLaunchKernel_ptsz, launch_kernel,

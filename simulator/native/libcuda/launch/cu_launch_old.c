@@ -3,14 +3,15 @@
  * Launches of other times: the grid as its own call with parameters that belong to the function
  * (CUDA 2), and one cooperative kernel on several cards (CUDA 9).
  */
-#include "cu.h"
+#include "cu_context.h"
+#include "cu_launch.h"
 
 #include <string.h>
 
 static CUresult function_ok(CUfunction f)
 {
     CU_TRY(cu_ready());
-    return cu_handle_ok(CU_FUNCTION, f) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return cu_function_ok(f);
 }
 
 CUresult CUDAAPI cuFuncSetBlockShape(CUfunction f, int x, int y, int z)
@@ -25,7 +26,10 @@ CUresult CUDAAPI cuFuncSetBlockShape(CUfunction f, int x, int y, int z)
 CUresult CUDAAPI cuFuncSetSharedSize(CUfunction f, unsigned int bytes)
 {
     CU_TRY(function_ok(f));
-    return bytes > 232448 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (bytes > CU_BLOCK_OPTIN)
+        return CUDA_ERROR_INVALID_VALUE;
+    f->old.shared = bytes;
+    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuParamSetSize(CUfunction f, unsigned int bytes)
@@ -63,7 +67,7 @@ static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream
     void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, f->old.params, CU_LAUNCH_PARAM_BUFFER_SIZE,
                      &size, CU_LAUNCH_PARAM_END};
     return cuLaunchKernel(f, (unsigned)width, (unsigned)height, 1, (unsigned)f->old.threads, 1, 1,
-                          0, stream, NULL, extra);
+                          f->old.shared, stream, NULL, extra);
 }
 
 CUresult CUDAAPI cuLaunch(CUfunction f)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The linker. Code is never run here, so what comes out is what went in: PTX one after the other,
- * or the first binary, from which any kernel name is accepted.
+ * or the only binary. What cannot be put together, as objects of a host or PTX beside a binary,
+ * becomes PTX of which any kernel name is accepted.
  */
 #include "cu_context.h"
 
@@ -14,8 +15,11 @@ struct CUlinkState_st {
     enum cu_magic magic;
     char *image;
     size_t size; /* without the end of the text */
-    bool binary;
+    unsigned texts, binaries;
 };
+
+static const char any_name[] =
+    ".version 8.0\n.target sm_50\n.address_size 64\n.pragma \"" CU_IMAGE_ANY "\";\n";
 
 CUresult CUDAAPI cuLinkCreate_v2(unsigned int n, CUjit_option *options, void **values,
                                  CUlinkState *out)
@@ -55,17 +59,22 @@ static CUresult add(CUlinkState state, CUjitInputType type, const char *data, si
     if (type >= CU_JIT_NUM_INPUT_TYPES || !data || !size)
         return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_JIT_INPUT_PTX) {
-        if (!state->binary)
-            state->size = 0;
-        bool first = !state->binary;
-        state->binary = true;
-        return first ? append(state, data, size) : CUDA_SUCCESS;
+        bool module = type == CU_JIT_INPUT_CUBIN || type == CU_JIT_INPUT_FATBINARY;
+        bool alone = module && !state->texts && !state->binaries;
+        state->binaries++;
+        if (alone)
+            return append(state, data, size);
+        state->size = 0;
+        return append(state, any_name, sizeof any_name - 1);
     }
     size = strnlen(data, size);
     if (!size || !memmem(data, size, ".version", 8))
         return CUDA_ERROR_INVALID_PTX;
-    if (state->binary)
-        return CUDA_SUCCESS;
+    state->texts++;
+    if (state->binaries) {
+        state->size = 0;
+        return append(state, any_name, sizeof any_name - 1);
+    }
     CU_TRY(append(state, data, size));
     return append(state, "\n", 1);
 }

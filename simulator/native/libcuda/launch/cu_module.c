@@ -1,77 +1,84 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Modules, libraries and functions. PTX text is searched for its entries; binary code (cubin,
- * fatbin) cannot be read here, so any kernel name is accepted from it. Code is never run: see
+ * Modules: what is known of them is read from their image, image/. A name that is not in it is
+ * refused. Where a library to decompress lacks, any name is taken. Code is never run: see
  * cu_launch.c for durations.
  */
 #include "cu_context.h"
+#include "cu_launch.h"
 
-#include <ctype.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-static bool is_text(const char *image)
-{
-    size_t i = 0;
-    while (i < 64 && image[i] &&
-           (isprint((unsigned char)image[i]) || isspace((unsigned char)image[i])))
-        i++;
-    return i == 64 || (i > 4 && !image[i]);
-}
+#define ARCH 90u /* compute capability 9.0 */
 
-static CUresult load(CUmodule *out, const void *image, bool library)
+/* A library is loaded without a card: what it lacks for the card is said when it is used. */
+static CUresult load(CUmodule *out, const void *bytes, size_t size, bool library)
 {
-    if (!out || !image)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUmodule module = cu_handle_new(CU_MODULE);
-    if (!module)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_init(&module->lock, NULL);
-    module->is_library = library;
-    if (is_text(image)) {
-        module->ptx = strdup(image);
-        if (!module->ptx || !strstr(module->ptx, ".version")) {
-            free(module->ptx);
+    struct cu_image image;
+    CUresult status = cu_image_read(bytes, size, ARCH, &image);
+    bool misfit = status == CUDA_ERROR_NO_BINARY_FOR_GPU;
+    CUmodule module = NULL;
+    if (status == CUDA_SUCCESS || (misfit && library)) {
+        module = cu_handle_new(CU_MODULE);
+        status = module ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (module && image.nkernels) {
+        module->of_kernel = calloc(image.nkernels, sizeof(CUfunction));
+        if (!module->of_kernel) {
             cu_handle_free(CU_MODULE, module);
-            return CUDA_ERROR_INVALID_PTX;
+            status = CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
+    if (status != CUDA_SUCCESS) {
+        cu_image_free(&image);
+        return status;
+    }
+    if (image.lacks)
+        sim_debug("no %s: a module is not read, any kernel name is taken", image.lacks);
+    pthread_mutex_init(&module->lock, NULL);
+    module->is_library = library;
+    module->image = image;
+    module->misfit = misfit;
     *out = module;
     return CUDA_SUCCESS;
 }
 
-static CUresult load_file(CUmodule *out, const char *path, bool library)
+CUresult cu_module_load(CUmodule *out, const void *image, bool library)
+{
+    const void *bytes;
+    size_t size;
+    if (!out || !image)
+        return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(cu_image_locate(image, &bytes, &size));
+    return load(out, bytes, size, library);
+}
+
+CUresult cu_module_load_file(CUmodule *out, const char *path, bool library)
 {
     struct stat st;
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     FILE *file = path ? fopen(path, "re") : NULL;
     if (!file)
         return CUDA_ERROR_FILE_NOT_FOUND;
-    char *image = fstat(fileno(file), &st) == 0 && st.st_size < 1 << 30
-                      ? calloc(1, (size_t)st.st_size + 64)
-                      : NULL;
-    CUresult status = CUDA_ERROR_INVALID_IMAGE;
-    if (image && fread(image, 1, (size_t)st.st_size, file) == (size_t)st.st_size)
-        status = load(out, image, library);
+    size_t size =
+        fstat(fileno(file), &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size < CU_IMAGE_MOST
+            ? (size_t)st.st_size
+            : 0;
+    char *image = malloc(size + 1);
+    CUresult status = image ? CUDA_ERROR_INVALID_IMAGE : CUDA_ERROR_OUT_OF_MEMORY;
+    if (image && size && fread(image, 1, size, file) == size)
+        status = load(out, image, size, library);
     free(image);
     fclose(file);
     return status;
 }
 
-static bool has_entry(const char *ptx, const char *name)
-{
-    size_t len = strlen(name);
-    for (const char *at = strstr(ptx, ".entry"); at; at = strstr(at + 6, ".entry")) {
-        const char *word = at + 6 + strspn(at + 6, " \t\r\n");
-        if (strncmp(word, name, len) == 0 && !isalnum((unsigned char)word[len]) &&
-            word[len] != '_' && word[len] != '$')
-            return true;
-    }
-    return false;
-}
-
+/* The first line that fits counts: the user's, then those that come with the simulator. */
 static const struct sim_rule *rule_of(const char *name)
 {
     for (uint32_t i = 0; cu.page && i < cu.page->nrules && i < SIM_RULES; i++)
@@ -80,68 +87,106 @@ static const struct sim_rule *rule_of(const char *name)
     return NULL;
 }
 
-static CUresult find(CUfunction *out, CUmodule module, const char *name)
+static CUfunction made(CUmodule module, const struct cu_image_kernel *kernel, const char *name)
 {
-    CUresult status = CUDA_ERROR_NOT_FOUND;
-    if (!out || !name || !*name)
-        return name && *name ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND;
-    pthread_mutex_lock(&module->lock);
+    if (kernel)
+        return module->of_kernel[kernel - module->image.kernels];
     for (CUfunction f = module->functions; f; f = f->next)
-        if (strcmp(f->name, name) == 0) {
-            *out = f;
-            status = CUDA_SUCCESS;
-        }
-    CUfunction f = NULL;
-    char *own = NULL;
-    if (status != CUDA_SUCCESS && (!module->ptx || has_entry(module->ptx, name)) &&
-        (own = strdup(name)) != NULL)
-        f = cu_handle_new(CU_FUNCTION);
-    if (!f) {
-        free(own);
-    } else {
-        f->module = module;
-        f->next = module->functions;
-        f->rule = rule_of(name);
-        f->is_work = module->ptx && strcmp(name, "qgpu_work") == 0;
-        f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
-        f->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
-        f->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] =
-            f->attributes[CU_FUNC_ATTRIBUTE_BINARY_VERSION] = 90;
-        f->name = own;
-        module->functions = f;
-        *out = f;
-        status = CUDA_SUCCESS;
-    }
-    pthread_mutex_unlock(&module->lock);
-    return status;
+        if (strcmp(f->name, name) == 0)
+            return f;
+    return NULL;
 }
 
-static CUresult unload(CUmodule module)
+static CUfunction make(CUmodule module, const struct cu_image_kernel *kernel, const char *name)
 {
+    char *own = strdup(name);
+    CUfunction f = own ? cu_handle_new(CU_FUNCTION) : NULL;
+    if (!f) {
+        free(own);
+        return NULL;
+    }
+    f->module = module;
+    f->next = module->functions;
+    f->rule = rule_of(name);
+    f->is_work = kernel && !module->image.from_code && strcmp(name, "qgpu_work") == 0;
+    f->kernel = kernel;
+    f->name = own;
+    cu_function_fill(f);
+    module->functions = f;
+    if (kernel)
+        module->of_kernel[kernel - module->image.kernels] = f;
+    return f;
+}
+
+CUresult cu_module_find(CUfunction *out, CUmodule module, const char *name)
+{
+    if (!out || !name || !*name)
+        return name && *name ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND;
+    const struct cu_image_kernel *kernel = cu_image_kernel(&module->image, name);
+    if (!kernel && !module->image.any)
+        return CUDA_ERROR_NOT_FOUND;
+    pthread_mutex_lock(&module->lock);
+    CUfunction f = made(module, kernel, name);
+    if (!f)
+        f = make(module, kernel, name);
+    pthread_mutex_unlock(&module->lock);
+    if (f)
+        *out = f;
+    return f ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cu_module_list(CUfunction *out, unsigned most, CUmodule module)
+{
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < most && i < module->image.nkernels; i++)
+        CU_TRY(cu_module_find(&out[i], module, module->image.kernels[i].name));
+    return CUDA_SUCCESS;
+}
+
+void cu_module_unload(CUmodule module)
+{
+    cu_globals_unload(module);
     while (module->functions) {
         CUfunction next = module->functions->next;
         free(module->functions->name);
         cu_handle_free(CU_FUNCTION, module->functions);
         module->functions = next;
     }
-    free(module->ptx);
+    free(module->of_kernel);
+    cu_image_free(&module->image);
     cu_handle_free(CU_MODULE, module);
-    return CUDA_SUCCESS;
 }
 
-static CUresult get(CUmodule module, bool library)
+static CUresult get(CUmodule module)
 {
     CU_TRY(cu_ready());
-    return cu_handle_ok(CU_MODULE, module) && module->is_library == library
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_HANDLE;
+    return cu_handle_ok(CU_MODULE, module) && !module->is_library ? CUDA_SUCCESS
+                                                                  : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* A module of its own, or the one of cuLibraryGetModule: that cannot be unloaded, only used. */
+static CUresult get_used(CUmodule module)
+{
+    CU_TRY(cu_ready());
+    return cu_handle_ok(CU_MODULE, module) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* With the memory of its variables. */
+static CUresult into_context(CUmodule *out, CUcontext ctx)
+{
+    CUresult status = cu_globals_load(*out, ctx);
+    if (status != CUDA_SUCCESS)
+        cu_module_unload(*out);
+    return status;
 }
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 {
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
-    return load(module, image, false);
+    CU_TRY(cu_module_load(module, image, false));
+    return into_context(module, ctx);
 }
 
 CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n,
@@ -162,27 +207,46 @@ CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *path)
 {
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
-    return load_file(module, path, false);
+    CU_TRY(cu_module_load_file(module, path, false));
+    return into_context(module, ctx);
 }
 
 CUresult CUDAAPI cuModuleUnload(CUmodule module)
 {
-    CU_TRY(get(module, false));
-    return unload(module);
+    CU_TRY(get(module));
+    cu_module_unload(module);
+    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name)
 {
-    CU_TRY(get(module, false));
-    return find(f, module, name);
+    CU_TRY(get_used(module));
+    return cu_module_find(f, module, name);
 }
 
 CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *ptr, size_t *bytes, CUmodule module,
                                       const char *name)
 {
-    (void)ptr, (void)bytes, (void)name;
-    CU_TRY(get(module, false));
-    return CUDA_ERROR_NOT_FOUND;
+    CUcontext ctx;
+    CU_TRY(cu_current(&ctx));
+    CU_TRY(get_used(module));
+    return cu_globals_find(ptr, bytes, module, ctx, name, false);
+}
+
+CUresult CUDAAPI cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
+{
+    CU_TRY(get_used(module));
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = module->image.nkernels;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction *functions, unsigned int most,
+                                            CUmodule module)
+{
+    CU_TRY(get_used(module));
+    return cu_module_list(functions, most, module);
 }
 
 CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
@@ -191,135 +255,5 @@ CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
     if (!mode)
         return CUDA_ERROR_INVALID_VALUE;
     *mode = CU_MODULE_LAZY_LOADING;
-    return CUDA_SUCCESS;
-}
-
-/* A CUlibrary is a module that needs no context; a CUkernel is its function. */
-CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit,
-                                   void **jit_values, unsigned int njit, CUlibraryOption *options,
-                                   void **values, unsigned int n)
-{
-    (void)jit, (void)jit_values, (void)njit, (void)options, (void)values, (void)n;
-    CU_TRY(cu_ready());
-    return load((CUmodule *)library, code, true);
-}
-
-CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,
-                                       void **jit_values, unsigned int njit,
-                                       CUlibraryOption *options, void **values, unsigned int n)
-{
-    (void)jit, (void)jit_values, (void)njit, (void)options, (void)values, (void)n;
-    CU_TRY(cu_ready());
-    return load_file((CUmodule *)library, path, true);
-}
-
-CUresult CUDAAPI cuLibraryUnload(CUlibrary library)
-{
-    CU_TRY(get((CUmodule)library, true));
-    return unload((CUmodule)library);
-}
-
-CUresult CUDAAPI cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
-{
-    CU_TRY(get((CUmodule)library, true));
-    return find((CUfunction *)kernel, (CUmodule)library, name);
-}
-
-CUresult CUDAAPI cuLibraryGetModule(CUmodule *module, CUlibrary library)
-{
-    CU_TRY(get((CUmodule)library, true));
-    if (!module)
-        return CUDA_ERROR_INVALID_VALUE;
-    *module = (CUmodule)library;
-    return CUDA_SUCCESS;
-}
-
-static CUresult get_function(CUfunction f)
-{
-    CU_TRY(cu_ready());
-    return cu_handle_ok(CU_FUNCTION, f) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-CUresult CUDAAPI cuKernelGetFunction(CUfunction *f, CUkernel kernel)
-{
-    CU_TRY(get_function((CUfunction)kernel));
-    if (!f)
-        return CUDA_ERROR_INVALID_VALUE;
-    *f = (CUfunction)kernel;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuFuncGetModule(CUmodule *module, CUfunction f)
-{
-    CU_TRY(get_function(f));
-    if (!module)
-        return CUDA_ERROR_INVALID_VALUE;
-    *module = f->module;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuFuncGetName(const char **name, CUfunction f)
-{
-    CU_TRY(get_function(f));
-    if (!name)
-        return CUDA_ERROR_INVALID_VALUE;
-    *name = f->name;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction f)
-{
-    CU_TRY(get_function(f));
-    if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX)
-        return CUDA_ERROR_INVALID_VALUE;
-    *value = f->attributes[attribute];
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value)
-{
-    CU_TRY(get_function(f));
-    if (attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ||
-        attribute >= CU_FUNC_ATTRIBUTE_MAX)
-        return CUDA_ERROR_INVALID_VALUE;
-    f->attributes[attribute] = value;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config)
-{
-    (void)config;
-    return get_function(f);
-}
-
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f,
-                                                                      int block, size_t shared,
-                                                                      unsigned int flags)
-{
-    (void)flags;
-    CU_TRY(get_function(f));
-    if (!blocks || block <= 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    int by_threads = 2048 / block < 32 ? 2048 / block : 32;
-    int by_shared = shared ? (int)(233472 / shared) : 32;
-    *blocks = by_threads < by_shared ? by_threads : by_shared;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int block,
-                                                             size_t shared)
-{
-    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, f, block, shared, 0);
-}
-
-CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction f,
-                                                  CUoccupancyB2DSize size, size_t shared, int limit)
-{
-    (void)size, (void)shared;
-    CU_TRY(get_function(f));
-    if (!grid || !block)
-        return CUDA_ERROR_INVALID_VALUE;
-    *block = limit > 0 && limit < 1024 ? limit : 1024;
-    *grid = 132 * (2048 / *block);
     return CUDA_SUCCESS;
 }

@@ -63,6 +63,8 @@ void cu_pool_forget(CUcontext ctx);
 /* a pool of another process: nothing comes out of it */
 CUresult cu_pool_import(CUmemoryPool *out, CUdevice device);
 CUdevice cu_pool_device(CUmemoryPool pool); /* -1: of the host */
+/* the devices besides its own that have access, a bit each */
+uint32_t *cu_pool_reachable(CUmemoryPool pool);
 
 /* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this.
  */
@@ -79,6 +81,14 @@ void *cu_alloc_reserve(size_t size, int access);
 
 /* cu_memory.c */
 void cu_memory_forget(CUcontext ctx);
+/* DEVICE or MANAGED memory of a context, and its end after all work of the context */
+CUresult cu_memory_new(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx);
+void cu_memory_end(CUdeviceptr base, CUcontext ctx);
+/* Managed memory of no context, which takes nothing of a card (ctx NULL ends it), and a context's
+ * charge for such. */
+CUresult cu_memory_managed_new(CUdeviceptr *out, size_t bytes);
+CUresult cu_memory_charge(uint64_t *id, size_t bytes, CUcontext ctx);
+void cu_memory_discharge(uint64_t id, CUcontext ctx);
 bool cu_memory_known(CUdeviceptr ptr); /* of the card, or registered with it */
 CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);

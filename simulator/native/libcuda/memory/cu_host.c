@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Page-locked and registered host memory, and what a pointer is.
+ * Page-locked and registered host memory.
  */
 #include "cu_alloc.h"
 #include "cu_context.h"
 
 #include <sys/mman.h>
-
-/* ---- host memory ---- */
 
 CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
 {
@@ -93,56 +91,4 @@ CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *ptr)
         *flags = alloc->flags;
     pthread_rwlock_unlock(&cu_alloc_lock);
     return alloc && flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult attribute(void *data, CUpointer_attribute what, const struct cu_alloc *alloc,
-                          CUdeviceptr ptr)
-{
-    switch (what) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(CUcontext *)data = alloc->ctx;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)data = alloc->kind >= PINNED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        *(CUdeviceptr *)data = ptr;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        *(void **)data = alloc->kind <= DEVICE ? NULL : (void *)ptr;
-        return alloc->kind <= DEVICE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned *)data = alloc->kind == MANAGED;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        if (alloc->kind == VIRTUAL)
-            *(int *)data = (int)alloc->flags;
-        else
-            *(int *)data =
-                cu_handle_ok(CU_CTX, alloc->ctx) ? (int)(alloc->ctx->device - cu.devices) : 0;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(CUdeviceptr *)data = alloc->base;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *(size_t *)data = alloc->size;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-        *(unsigned long long *)data = alloc->id;
-        return CUDA_SUCCESS;
-    default:
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-}
-
-CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute what, CUdeviceptr ptr)
-{
-    CU_TRY(cu_ready());
-    if (!data)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_rdlock(&cu_alloc_lock);
-    const struct cu_alloc *alloc = cu_alloc_find(ptr);
-    CUresult status = alloc ? attribute(data, what, alloc, ptr) : CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_unlock(&cu_alloc_lock);
-    return status;
 }

@@ -367,24 +367,44 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *ptr, size_t bytes, unsigned int 
 }
 
 /* A real free waits for work that may use the memory. */
-CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
+static CUresult release(struct cu_alloc *alloc)
 {
     struct sim_rep rep;
+    CUresult status = CUDA_SUCCESS;
+    if (alloc->kind != PINNED && alloc->ctx)
+        cu_stream_sync(&alloc->ctx->all);
+    if (alloc->owner == OWN)
+        status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
+    cu_alloc_release(alloc);
+    return status;
+}
+
+CUresult cu_memory_new(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx)
+{
+    return allocate(out, bytes, kind, ctx, false);
+}
+
+void cu_memory_end(CUdeviceptr base, CUcontext ctx)
+{
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    const struct cu_alloc *there = cu_alloc_find(base);
+    bool its =
+        there && there->base == base && there->ctx == ctx && there->owner == (ctx ? OWN : BORROWED);
+    pthread_rwlock_unlock(&cu_alloc_lock);
+    struct cu_alloc *alloc = its ? cu_alloc_take(base, DEVICE, MANAGED) : NULL;
+    if (alloc)
+        release(alloc);
+}
+
+CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
+{
     CUcontext ctx;
     CU_TRY(cu_ready());
     if (!ptr)
         return CUDA_SUCCESS;
     CU_TRY(cu_current(&ctx));
     struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, PINNED);
-    if (!alloc)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult status = CUDA_SUCCESS;
-    if (alloc->kind != PINNED)
-        cu_stream_sync(&alloc->ctx->all);
-    if (alloc->owner == OWN)
-        status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
-    cu_alloc_release(alloc);
-    return status;
+    return alloc ? release(alloc) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr_v1 ptr)

@@ -36,6 +36,7 @@ struct CUmemPoolHandle_st {
     enum cu_magic magic;
     CUdevice device;
     bool is_default, imported, dying; /* dying: destroyed while memory of it lives */
+    uint32_t reachable;               /* devices that got access besides its own, a bit each */
     uint64_t threshold, max, reserved, reserved_high, used, used_high;
     struct chunk *chunks;
 };
@@ -486,4 +487,9 @@ CUresult cu_pool_import(CUmemoryPool *out, CUdevice device)
 CUdevice cu_pool_device(CUmemoryPool pool)
 {
     return pool->device == ON_HOST ? -1 : pool->device;
+}
+
+uint32_t *cu_pool_reachable(CUmemoryPool pool)
+{
+    return &pool->reachable;
 }

@@ -35,7 +35,8 @@ CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned int flags)
 {
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
-    if (!out || flags & ~7u)
+    if (!out || flags & ~7u ||
+        (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
         return CUDA_ERROR_INVALID_VALUE;
     uint32_t slot = take_slot(ctx);
     CUevent event = slot < SIM_EVENTS ? cu_handle_new(CU_EVENT) : NULL;
@@ -59,6 +60,7 @@ CUresult CUDAAPI cuEventDestroy_v2(CUevent event)
         pthread_mutex_unlock(&event->ctx->ring_lock);
     }
     cu_front_drop(&event->front);
+    cu_ipc_end(&event->ipc);
     cu_handle_free(CU_EVENT, event);
     return CUDA_SUCCESS;
 }
@@ -83,6 +85,8 @@ static CUresult record(CUevent event, CUstream handle, bool pt)
     CU_TRY(cu_push(stream, &cmd, true, &seq));
     event->rec_stream = stream->slot;
     event->rec_seq = seq;
+    if (event->ipc)
+        cu_ipc_record(event, stream->slot, seq);
     return CUDA_SUCCESS;
 }
 CU_BOTH(cuEventRecord, cuEventRecord_ptsz, record, (CUevent event, CUstream stream), event, stream)
@@ -109,6 +113,8 @@ CUresult CUDAAPI cuEventQuery(CUevent event)
     CU_TRY(cu_capture_unsafe());
     if (cu.lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (event->ipc)
+        return cu_ipc_query(event);
     return !event->rec_seq || done(event) ? CUDA_SUCCESS : cu_not_ready();
 }
 
@@ -118,6 +124,8 @@ CUresult CUDAAPI cuEventSynchronize(CUevent event)
     if (event->capture)
         return CUDA_ERROR_CAPTURED_EVENT;
     CU_TRY(cu_capture_unsafe());
+    if (event->ipc)
+        return cu_ipc_synchronize(event);
     return event->rec_seq ? cu_wait_event(event->ctx, event->slot, event->rec_seq) : CUDA_SUCCESS;
 }
 
@@ -155,6 +163,8 @@ static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool 
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture || event->capture)
         return cu_capture_wait(stream, event);
+    if (event->ipc)
+        return cu_ipc_wait(stream, event);
     if (!event->rec_seq)
         return CUDA_SUCCESS;
     struct sim_cmd cmd = {

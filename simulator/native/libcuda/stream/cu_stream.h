@@ -12,6 +12,13 @@ CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream);
 CUresult cu_stream_new(CUcontext ctx, unsigned flags, CUstream *out);
 void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned flags);
 
+/* cu_ipc_event.c: of events that have an ipc */
+void cu_ipc_record(CUevent event, uint32_t stream, uint64_t seq);
+CUresult cu_ipc_wait(CUstream stream, CUevent event);
+CUresult cu_ipc_query(CUevent event);
+CUresult cu_ipc_synchronize(CUevent event);
+void cu_ipc_end(struct cu_ipc **ipc);
+
 /* cu_ring.c */
 CUresult cu_push(CUstream stream, const struct sim_cmd *cmd, bool bell, uint64_t *seq);
 CUresult cu_fence(CUstream stream, uint64_t *seq);
