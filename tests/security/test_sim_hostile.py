@@ -116,6 +116,11 @@ def test_foreign_and_absurd_arguments_are_refused(sim: Simulator) -> None:
     for a in (1, 16, 2**63):
         sock.send(request(3, a))
         assert answer(sock).status == 101
+    for a in (0, 999, 2**32, 2**64 - 1):
+        for b in (0, 4096, 2**64 - 1):
+            sock.send(request(14, a, b))  # a place in a stream: one that is none was reached
+            told = answer(sock)
+            assert (told.status, told.a) == (0, 1)
     sock.send(request(3, 0))
     data, fds, *_ = socket.recv_fds(sock, 8192, 4)
     ctx = layout.Rep.from_buffer_copy(data).a

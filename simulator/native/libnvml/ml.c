@@ -191,6 +191,12 @@ nvmlReturn_t ml_check_whole_in(const char *function, nvmlDevice_t device)
     return device->gi ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
+nvmlReturn_t ml_check_card_in(const char *function, nvmlDevice_t device)
+{
+    TRY(ml_check_in(function, device));
+    return device->gi ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+}
+
 static nvmlReturn_t text(char *out, unsigned length, const char *value)
 {
     if (!out)

@@ -17,7 +17,7 @@
 #define NUMBER(name, type, number)                                                                 \
     nvmlReturn_t name(nvmlDevice_t device, type *out)                                              \
     {                                                                                              \
-        TRY(ml_check_whole_in(#name, device));                                                     \
+        TRY(ml_check_card_in(#name, device));                                                      \
         if (!out)                                                                                  \
             return NVML_ERROR_INVALID_ARGUMENT;                                                    \
         *out = number;                                                                             \
@@ -48,7 +48,7 @@ NUMBER(nvmlDeviceGetBoardId, unsigned int, (0x10 + device->info.index) << 8)
 nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *least,
                                                           unsigned int *most)
 {
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (!least || !most)
         return NVML_ERROR_INVALID_ARGUMENT;
     *least = LEAST_WATTS * 1000;
@@ -73,7 +73,7 @@ static nvmlReturn_t clock_in(const char *function, nvmlDevice_t device, nvmlCloc
                                           [NVML_CLOCK_SM] = 1980,
                                           [NVML_CLOCK_MEM] = 3201,
                                           [NVML_CLOCK_VIDEO] = 1545};
-    TRY(ml_check_whole_in(function, device));
+    TRY(ml_check_card_in(function, device));
     if (!mhz || (unsigned)type >= sizeof clocks / sizeof clocks[0])
         return NVML_ERROR_INVALID_ARGUMENT;
     *mhz = clocks[type];
@@ -115,7 +115,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device,
                                                nvmlTemperatureThresholds_t which,
                                                unsigned int *celsius)
 {
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (!celsius || (unsigned)which >= NVML_TEMPERATURE_THRESHOLD_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
     switch (which) {
@@ -138,7 +138,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device,
 
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
     *memory = (nvmlBAR1Memory_t){.bar1Total = 256ull << 30, .bar1Free = 256ull << 30};
@@ -148,7 +148,7 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current,
                                   nvmlEnableState_t *pending)
 {
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (!current || !pending)
         return NVML_ERROR_INVALID_ARGUMENT;
     *current = *pending = NVML_FEATURE_ENABLED;
@@ -158,7 +158,7 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type,
                                          nvmlEccCounterType_t counter, unsigned long long *errors)
 {
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (!errors || (unsigned)type >= NVML_MEMORY_ERROR_TYPE_COUNT ||
         (unsigned)counter >= NVML_ECC_COUNTER_TYPE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -170,7 +170,7 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorTyp
 static nvmlReturn_t idle(const char *function, nvmlDevice_t device, unsigned int *percent,
                          unsigned int *period_us)
 {
-    TRY(ml_check_whole_in(function, device));
+    TRY(ml_check_card_in(function, device));
     if (!percent || !period_us)
         return NVML_ERROR_INVALID_ARGUMENT;
     *percent = 0;
@@ -211,7 +211,7 @@ static void field(nvmlFieldValue_t *value)
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
     struct timespec now;
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (count <= 0 || !values)
         return NVML_ERROR_INVALID_ARGUMENT;
     clock_gettime(CLOCK_REALTIME, &now);

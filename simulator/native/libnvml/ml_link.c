@@ -9,8 +9,8 @@
 
 static nvmlReturn_t two(const char *function, nvmlDevice_t one, nvmlDevice_t other, const void *out)
 {
-    TRY(ml_check_whole_in(function, one));
-    TRY(ml_check_whole_in(function, other));
+    TRY(ml_check_card_in(function, one));
+    TRY(ml_check_card_in(function, other));
     return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
@@ -42,7 +42,7 @@ nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t one, nvmlDevice_t other, int *sa
 static nvmlReturn_t link_in(const char *function, nvmlDevice_t device, unsigned int link,
                             const void *out)
 {
-    TRY(ml_check_whole_in(function, device));
+    TRY(ml_check_card_in(function, device));
     return out && link < NVML_NVLINK_MAX_LINKS ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
@@ -81,7 +81,7 @@ REMOTE(nvmlDeviceGetNvLinkVersion, unsigned int)
 
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info)
 {
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (!info)
         return NVML_ERROR_INVALID_ARGUMENT;
     *info = (nvmlGpuFabricInfo_t){.state = NVML_GPU_FABRIC_STATE_NOT_SUPPORTED};
@@ -99,7 +99,7 @@ static void zero_behind(unsigned int *version)
 
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info)
 {
-    TRY(ml_check_whole(device));
+    TRY(ml_check_card(device));
     if (!info)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (info->version != nvmlGpuFabricInfo_v2 && info->version != FABRIC_INFO_V3)

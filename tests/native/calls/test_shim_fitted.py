@@ -86,6 +86,25 @@ def test_what_is_left_works(tmp_path: Path) -> None:
     arbiter.stop()
 
 
+def test_the_whole_shim_refuses_what_the_driver_lacks(tmp_path: Path) -> None:
+    """Passed through or hooked: CUDA_ERROR_NOT_FOUND, and not a call into nothing."""
+    fd = s.sealed("grant", s.grant_bytes(tmp_path, [s.GIB], driver=OLDER))
+    calls = "import ctypes, sys\nd = ctypes.CDLL('libcuda.so.1')\n"
+    calls += "print(*(getattr(d, n)(*[ctypes.c_void_p()] * 8) for n in sys.argv[1:]))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", calls, "cuDriverGetVersion", *sorted(NEWEST)],
+            env={"PATH": os.environ["PATH"], "LD_PRELOAD": str(s.SHIM), "QGPU_GRANT_FD": str(fd)},
+            pass_fds=(fd,),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    finally:
+        os.close(fd)
+    assert done.stdout.split()[1:] == ["500"] * len(NEWEST)
+
+
 def test_a_library_can_be_linked_against_the_copy(fitted: Path, tmp_path: Path) -> None:
     source = tmp_path / "main.c"
     source.write_text("int cuInit(unsigned); int main(void) { return cuInit(0) == 0; }\n")

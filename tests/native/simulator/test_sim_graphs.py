@@ -213,3 +213,53 @@ def test_a_wide_graph_needs_few_streams(sim: Simulator) -> None:
     )
     runs = durations(sim)
     assert len(runs) == 3000 and sum(runs) == 4500
+
+
+def test_a_capture_depends_on_what_it_is_told(sim: Simulator) -> None:
+    """The next node's dependencies are replaced or added to, as NCCL does; others are refused."""
+    out = run(
+        sim,
+        GRAPH
+        + """
+    ADD, SET, status, count = 0, 1, c.c_int(), c.c_size_t()
+    def front():
+        nodes = c.POINTER(c.c_void_p)()
+        g.call("cuStreamGetCaptureInfo_v2", s, c.byref(status), None, None, c.byref(nodes),
+               c.byref(count))
+        return [nodes[i] for i in range(count.value)]
+    def launch(): g.launch(1, s); return front()[-1]
+    def update(how, *nodes, version=""):
+        edges = (None,) if version else ()
+        return g.raw(f"cuStreamUpdateCaptureDependencies{version}", s,
+                     (c.c_void_p * 9)(*nodes), *edges, c.c_size_t(len(nodes)), how)
+    print(update(SET))
+    g.call("cuStreamBeginCapture_v2", s, 2); one = launch(); two = launch()
+    print(update(SET, one), front() == [one]); three = launch()
+    print(update(ADD, two, three, version="_v2"), front() == [three, two]); four = launch()
+    print(update(2, one), update(SET, 0x1234), update(ADD, four), front() == [four])
+    g.call("cuStreamEndCapture", s, c.byref(graph)); f, t = (c.c_void_p * 9)(), (c.c_void_p * 9)()
+    count.value = 9; g.call("cuGraphGetEdges", graph, f, t, c.byref(count))
+    names = {one: 1, two: 2, three: 3, four: 4}
+    print(sorted((names[a], names[b]) for a, b in zip(f, t) if a))
+    ready(); go()
+    """,
+    )
+    edges = str([(1, 2), (1, 3), (2, 4), (3, 4)])
+    assert out.splitlines() == ["401", "0 True", "0 True", "1 1 0 True", edges]
+
+
+def test_cards_are_no_peers(tmp_path: Path) -> None:
+    with start(tmp_path / "sim", cards=2, memory_mib=4096) as two:
+        out = run(
+            two,
+            """
+            g, other, can = Cuda(), c.c_void_p(), c.c_int()
+            g.call("cuDevicePrimaryCtxRetain", c.byref(other), 1)
+            g.call("cuDeviceCanAccessPeer", c.byref(can), 0, 1)
+            print(can.value, g.raw("cuCtxEnablePeerAccess", other, 0),
+                  g.raw("cuCtxEnablePeerAccess", other, 1),
+                  g.raw("cuCtxEnablePeerAccess", g.ctx, 0),
+                  g.raw("cuCtxDisablePeerAccess", other), g.raw("cuCtxEnablePeerAccess", None, 0))
+            """,
+        )
+    assert out.split() == ["0", "217", "1", "201", "705", "201"]

@@ -1,13 +1,13 @@
-"""Events that two processes share, on the simulated driver and through the shim."""
+"""Events that two processes share, on the simulated driver without a shim."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from sim_pair import BOTH, pair, until
 from sim_tools import run, spawn, start
 
 from simulator.sim import Simulator
@@ -21,83 +21,8 @@ def sim(built: None, tmp_path: Path) -> Iterator[Simulator]:
         yield running
 
 
-# The maker's work waits for a word of its own that `go` sets. Both answer each line of stdin.
-BOTH = """
-g = Cuda(); event, s = c.c_void_p(), g.stream(); page = c.c_void_p()
-handle = (c.c_ubyte * 64)()
-class ByValue(c.Structure): _fields_ = [("bytes", c.c_ubyte * 64)]
-g.call("cuMemHostAlloc", c.byref(page), c.c_size_t(4096), 0)
-word = c.c_uint32.from_address(page.value)
-def hold():
-    word.value = 0; g.call("cuStreamWaitValue32_v2", s, page, 1, 0)
-def record(): g.call("cuEventRecord", event, s)
-def query(stream=None): return g.raw("cuStreamQuery", s) if stream else g.raw("cuEventQuery", event)
-def serve():
-    for line in sys.stdin:
-        print(eval(line), flush=True)
-def go(): word.value = 1
-"""
-MAKER = (
-    BOTH
-    + """
-INTERPROCESS = 6  # and no timing
-g.call("cuEventCreate", c.byref(event), INTERPROCESS)
-g.call("cuIpcGetEventHandle", handle, event); print(bytes(handle).hex(), flush=True); serve()
-"""
-)
-OPENER = (
-    BOTH
-    + """
-data = bytes.fromhex(sys.stdin.readline())
-g.call("cuIpcOpenEventHandle", c.byref(event), ByValue((c.c_ubyte * 64)(*data)))
-print("open", flush=True); serve()
-"""
-)
-
-
-class Client:
-    """A program that evaluates what it is sent."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def line(self) -> str:
-        assert self.process.stdout
-        got = self.process.stdout.readline().strip()
-        if not got:
-            raise AssertionError(self.process.communicate()[1])
-        return got
-
-    def ask(self, code: str) -> str:
-        self.send(code)
-        return self.line()
-
-    def send(self, code: str) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(code + "\n")
-        self.process.stdin.flush()
-
-
-@contextmanager
-def pair(sim: Simulator) -> Iterator[tuple[Client, Client]]:
-    maker, opener = Client(spawn(sim, MAKER)), Client(spawn(sim, OPENER))
-    try:
-        opener.send(maker.line())
-        assert opener.line() == "open"
-        yield maker, opener
-    finally:
-        for client in (maker, opener):
-            client.process.kill()
-            client.process.communicate()
-
-
-def until(client: Client, code: str, answer: str) -> None:
-    wait = f"next(True for _ in iter(int, 1) if {code} == {answer})"
-    assert client.ask(wait) == "True"
-
-
 def test_an_event_of_another_process_is_waited_for(sim: Simulator) -> None:
-    with pair(sim) as (maker, opener):
+    with pair(partial(spawn, sim)) as (maker, opener):
         assert opener.ask("query()") == "0", "never recorded"
         assert maker.ask("(hold(), record())") == "(None, None)"
         assert (maker.ask("query()"), opener.ask("query()")) == ("600", "600")
@@ -110,7 +35,7 @@ def test_an_event_of_another_process_is_waited_for(sim: Simulator) -> None:
 
 
 def test_either_process_records_and_the_newest_record_counts(sim: Simulator) -> None:
-    with pair(sim) as (maker, opener):
+    with pair(partial(spawn, sim)) as (maker, opener):
         assert opener.ask("(hold(), record())") == "(None, None)"
         assert (maker.ask("query()"), opener.ask("query()")) == ("600", "600")
         assert maker.ask("g.call('cuStreamWaitEvent', s, event, 0)") == "None"
@@ -124,7 +49,7 @@ def test_either_process_records_and_the_newest_record_counts(sim: Simulator) -> 
 
 
 def test_the_end_of_the_recording_process_ends_the_wait(sim: Simulator) -> None:
-    with pair(sim) as (maker, opener):
+    with pair(partial(spawn, sim)) as (maker, opener):
         maker.ask("(hold(), record())")
         opener.ask("g.call('cuStreamWaitEvent', s, event, 0)")
         opener.send("g.call('cuStreamSynchronize', s)")
@@ -158,3 +83,26 @@ os.kill(child, 9); os.waitpid(child, 0); print(opened(ticket(magic, card, child,
 """,
     )
     assert out.splitlines() == ["1 0 400", "1 400", "201 1 201", "400 400 400 400", "400"]
+
+
+def test_a_page_that_was_scribbled_over_harms_nobody_else(sim: Simulator) -> None:
+    """It cannot shrink; places that are none count as reached, and half a record as none."""
+    with pair(partial(spawn, sim)) as (maker, opener):
+        maker.ask("(hold(), record())")
+        name = maker.ask(
+            "[f for f in os.listdir('/proc/self/fd') if os.path.islink(f'/proc/self/fd/{f}')"
+            " and 'qgpu-sim-event' in os.readlink(f'/proc/self/fd/{f}')][0]"
+        )
+        page = Path(f"/proc/{maker.process.pid}/fd/{name}")
+        with pytest.raises(PermissionError), page.open("r+b") as file:
+            file.truncate(0)
+        whole = page.read_bytes()
+        size = len(whole)
+        for junk in (b"\xff" * size, whole[:16] + b"\xff" * (size - 16), bytes(size)):
+            with page.open("r+b") as file:
+                file.write(junk)
+            for client in (maker, opener):
+                assert client.ask("query()") in ("0", "600")
+            assert opener.ask("g.raw('cuStreamWaitEvent', s, event, 0)") == "0"
+        maker.ask("go()")
+        assert maker.ask("(record(), g.call('cuStreamSynchronize', s))") == "(None, None)"

@@ -125,3 +125,21 @@ for name in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetPciInfo_v2"):
 """
     old = "0 16 0000:10:00.0 untouched"
     assert nvml(sim, code).splitlines() == ["0 6", "0 1", old, old]
+
+
+def test_an_instance_has_no_clocks_of_its_own(built: None, tmp_path: Path) -> None:
+    """With MIG the card answers, and its instances do not."""
+    code = """
+part = n.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)
+def ask(call, *args):
+    try:
+        return call(*args)
+    except n.NVMLError as error:
+        return -error.value
+for device in (h, part):
+    print(ask(n.nvmlDeviceGetClockInfo, device, 1), ask(n.nvmlDeviceGetNumGpuCores, device),
+          ask(n.nvmlDeviceGetP2PStatus, device, device, 0),
+          ask(n.nvmlDeviceGetNvLinkState, device, 0))
+"""
+    with start(tmp_path / "sim", cards=2, mig=2, memory_mib=4096) as parts:
+        assert nvml(parts, code).splitlines() == ["1980 16896 0 0", "-3 -3 -3 -3"]

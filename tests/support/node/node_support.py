@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.main import main
+from enforcer.daemon.injecting.elf import without
 from enforcer.ledger.store import read_usage
 from enforcer.wire.link import ArbiterLink, TenantStats
 
@@ -41,7 +42,8 @@ MIB = 1 << 20
 
 class Chain:
     """A node without slurmd: the test runs the hooks, and the stage plays slurmstepd. `sim`:
-    more words for the simulator; `within`: a command that runs the daemons, as unshare does.
+    more words for the simulator; `within`: a command that runs the daemons, as unshare does;
+    `lacks`: functions that the driver does not have.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Chain:
         mig: int = 0,
         sim: Sequence[str] = (),
         within: Sequence[str] = (),
+        lacks: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.within = list(within)
@@ -71,6 +74,9 @@ class Chain:
             copy.write_bytes((BUILD / part).read_bytes())
             copy.chmod(0o755)
         self.opt = directory / "opt"
+        if lacks:
+            driver = self.opt / "sim/libcuda.so.1"
+            driver.write_bytes(without(driver.read_bytes(), set(lacks)))
         self.config = directory / "qgpu.yaml"
         dev = f"{directory}/sim/dev/qgpusim"
         cards = [f"{dev}-card{i // mig},{dev}-gi{i},{dev}{i}" for i in range(2)] if mig else []

@@ -7,6 +7,7 @@
  */
 #include "cu_capture.h"
 #include "cu_graph.h"
+#include "cu_graphmem.h"
 #include "cu_stream.h"
 
 #include <stdlib.h>
@@ -306,6 +307,65 @@ CU_BOTH(cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz, capture_info_
         (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
          const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *n),
         stream, status, id, graph, nodes, edges, n)
+
+/* ---- what the next captured node depends on ---- */
+
+static bool in_front(const struct cu_front *front, const struct cu_node *node)
+{
+    for (size_t i = 0; front && i < front->count; i++)
+        if (front->nodes[i] == node)
+            return true;
+    return false;
+}
+
+static CUresult add_to_front(CUstream stream, const CUgraphNode *nodes, size_t n, bool replace)
+{
+    CUgraphNodeType memory; /* its nodes have no part in the order */
+    if (stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    for (size_t i = 0; i < n; i++) {
+        const struct cu_node *node = (const struct cu_node *)nodes[i];
+        bool own = cu_handle_ok(CU_NODE, node) && node->graph == stream->capture;
+        if (!own && !cu_graphmem_node_type(nodes[i], &memory))
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (replace && stream->front)
+        stream->front->count = 0;
+    for (size_t i = 0; i < n; i++)
+        if (cu_handle_ok(CU_NODE, nodes[i]) && !in_front(stream->front, (struct cu_node *)nodes[i]))
+            CU_TRY(front_add(&stream->front, (struct cu_node *const *)&nodes[i], 1));
+    return CUDA_SUCCESS;
+}
+
+static CUresult update(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if ((n && !nodes) || flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!stream->capture)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    pthread_mutex_lock(&lock);
+    CUresult status = add_to_front(stream, nodes, n, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+CU_BOTH(cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_ptsz, update,
+        (CUstream stream, CUgraphNode *nodes, size_t n, unsigned int flags), stream, nodes, n,
+        flags)
+
+/* Edges are full dependencies here, whatever their data. */
+static CUresult update_edges(CUstream stream, const CUgraphNode *nodes,
+                             const CUgraphEdgeData *edges, size_t n, unsigned flags, bool pt)
+{
+    (void)edges;
+    return update(stream, nodes, n, flags, pt);
+}
+CU_BOTH(cuStreamUpdateCaptureDependencies_v2, cuStreamUpdateCaptureDependencies_v2_ptsz,
+        update_edges,
+        (CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t n,
+         unsigned int flags),
+        stream, nodes, edges, n, flags)
 
 CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {

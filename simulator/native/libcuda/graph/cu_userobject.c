@@ -6,6 +6,7 @@
  * runs go when the launch is done. One thread makes the calls, as the driver's does: the program
  * cannot wait for them.
  */
+#include "cu_context.h"
 #include "cu_graph.h"
 #include "cu_owned.h"
 #include "cu_stream.h"
@@ -13,6 +14,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define BUCKETS 1024u
 
@@ -70,23 +72,38 @@ static void *call_destructors(void *unused)
 
 static void drop(struct cu_owned **owned);
 
+static bool over(const struct later *later)
+{
+    /* a context waits for all its work before it ends */
+    return !cu_handle_ok(CU_CTX, later->ctx) || later->ctx->id != later->ctx_id ||
+           cu_seq_done(later->ctx, later->slot, later->seq) ||
+           cu_sticky(later->ctx) != CUDA_SUCCESS || cu.lost;
+}
+
+/* Polls, since one launch that does not end may not keep the references of others. */
 static void *wait_for_launches(void *unused)
 {
+    const struct timespec pause = {.tv_nsec = 1000000};
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!first_later)
             pthread_cond_wait(&work, &lock);
-        struct later *later = first_later;
-        first_later = later->next;
-        if (!first_later)
-            last_later = &first_later;
+        struct later **link = &first_later;
+        while (*link) {
+            struct later *later = *link;
+            if (!over(later)) {
+                link = &later->next;
+                continue;
+            }
+            *link = later->next;
+            drop(&later->owned);
+            free(later);
+        }
+        last_later = link;
         pthread_mutex_unlock(&lock);
-        /* a context waits for all its work before it ends */
-        if (cu_handle_ok(CU_CTX, later->ctx) && later->ctx->id == later->ctx_id)
-            cu_wait_seq(later->ctx, later->slot, later->seq);
+        cu_server_alive();
+        nanosleep(&pause, NULL);
         pthread_mutex_lock(&lock);
-        drop(&later->owned);
-        free(later);
     }
     return unused;
 }
