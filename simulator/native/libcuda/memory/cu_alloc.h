@@ -33,6 +33,7 @@ struct cu_alloc {
     uint8_t *made;     /* one bit per chunk that has contents of its own */
     uint32_t fill;     /* contents of the others, a 32-bit pattern */
     unsigned flags;    /* VIRTUAL: ordinal of the device */
+    uint64_t range;    /* VIRTUAL: number of its reservation */
 };
 
 extern pthread_rwlock_t cu_alloc_lock;
@@ -80,6 +81,7 @@ void *cu_alloc_reserve(size_t size, int access);
 /* cu_memory.c */
 void cu_memory_forget(CUcontext ctx);
 bool cu_memory_known(CUdeviceptr ptr); /* of the card, or registered with it */
+/* Whole or not at all, also over mappings of one reservation that follow each other. */
 CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);

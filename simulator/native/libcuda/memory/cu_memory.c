@@ -154,17 +154,34 @@ static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t by
     return alloc->shadow + offset;
 }
 
-static CUresult side(CUdeviceptr ptr, size_t bytes, uint8_t **address)
+/* The lock is held. Whether all of it may be accessed at once: an access goes on only from one
+ * mapping of a reservation to the next. */
+static CUresult reach(CUdeviceptr ptr, size_t bytes)
+{
+    const struct cu_alloc *alloc = cu_alloc_find(ptr), *next;
+    if (!alloc) /* ordinary host memory */
+        return ptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    for (uint64_t left; bytes > (left = alloc->size - (ptr - alloc->base)); alloc = next) {
+        ptr += left;
+        bytes -= left;
+        next = cu_alloc_find(ptr);
+        if (!next || next->kind != VIRTUAL || next->range != alloc->range || !alloc->range)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* What of it lies in one entry: bytes is cut to that. */
+static CUresult side(CUdeviceptr ptr, size_t *bytes, uint8_t **address)
 {
     struct cu_alloc *alloc = cu_alloc_find(ptr);
-    if (!alloc) { /* ordinary host memory */
-        *address = (uint8_t *)ptr;
-        return ptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    }
+    *address = (uint8_t *)ptr;
+    if (!alloc)
+        return CUDA_SUCCESS;
     uint64_t offset = ptr - alloc->base;
-    if (bytes > alloc->size - offset)
-        return CUDA_ERROR_INVALID_VALUE;
-    *address = materialise(alloc, offset, bytes);
+    if (*bytes > alloc->size - offset)
+        *bytes = alloc->size - offset;
+    *address = materialise(alloc, offset, *bytes);
     return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -182,11 +199,20 @@ CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
     if (!bytes)
         return CUDA_SUCCESS;
     pthread_rwlock_wrlock(&cu_alloc_lock);
-    CUresult status = side(src, bytes, &from);
+    CUresult status = reach(src, bytes);
     if (status == CUDA_SUCCESS)
-        status = side(dst, bytes, &to);
-    if (status == CUDA_SUCCESS)
-        memmove(to, from, bytes);
+        status = reach(dst, bytes);
+    while (status == CUDA_SUCCESS && bytes) {
+        size_t part = bytes;
+        status = side(src, &part, &from);
+        if (status == CUDA_SUCCESS)
+            status = side(dst, &part, &to);
+        if (status == CUDA_SUCCESS)
+            memmove(to, from, part);
+        dst += part;
+        src += part;
+        bytes -= part;
+    }
     pthread_rwlock_unlock(&cu_alloc_lock);
     return status;
 }
@@ -212,11 +238,25 @@ static void fill_whole(struct cu_alloc *alloc, uint32_t value, unsigned width)
     }
 }
 
-CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count)
+/* Entries end at multiples of a width: they do not cut one apart. */
+static CUresult fill_parts(CUdeviceptr dst, uint32_t value, unsigned width, size_t bytes)
 {
     uint8_t *to;
+    CUresult status = reach(dst, bytes);
+    while (status == CUDA_SUCCESS && bytes) {
+        size_t part = bytes;
+        if ((status = side(dst, &part, &to)) == CUDA_SUCCESS)
+            fill_bytes(to, value, width, part / width);
+        dst += part;
+        bytes -= part;
+    }
+    return status;
+}
+
+CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count)
+{
     CUresult status = CUDA_SUCCESS;
-    if (dst % width)
+    if (dst % width || count > SIZE_MAX / width)
         return CUDA_ERROR_INVALID_VALUE;
     if (!count)
         return CUDA_SUCCESS;
@@ -226,8 +266,8 @@ CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t 
         status = CUDA_ERROR_INVALID_VALUE;
     else if (alloc->kind == DEVICE && dst == alloc->base && count * width == alloc->size)
         fill_whole(alloc, value, width);
-    else if ((status = side(dst, count * width, &to)) == CUDA_SUCCESS)
-        fill_bytes(to, value, width, count);
+    else
+        status = fill_parts(dst, value, width, count * width);
     pthread_rwlock_unlock(&cu_alloc_lock);
     return status;
 }
@@ -236,11 +276,12 @@ CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t 
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address)
 {
     uint8_t *at = NULL;
+    size_t part = bytes;
     pthread_rwlock_wrlock(&cu_alloc_lock);
-    CUresult status = cu_alloc_find(ptr) ? side(ptr, bytes, &at) : CUDA_ERROR_INVALID_VALUE;
+    CUresult status = cu_alloc_find(ptr) ? side(ptr, &part, &at) : CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_unlock(&cu_alloc_lock);
     *address = (uint64_t)(uintptr_t)at;
-    return status;
+    return status == CUDA_SUCCESS && part < bytes ? CUDA_ERROR_INVALID_VALUE : status;
 }
 
 bool cu_memory_is_device(CUdeviceptr ptr)
