@@ -80,6 +80,8 @@ void *cu_alloc_reserve(size_t size, int access);
 
 /* cu_memory.c */
 void cu_memory_forget(CUcontext ctx);
+
+/* cu_contents.c */
 bool cu_memory_known(CUdeviceptr ptr); /* of the card, or registered with it */
 /* Whole or not at all, also over mappings of one reservation that follow each other. */
 CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
