@@ -162,3 +162,37 @@ def test_any_copy_takes_any_memory_that_the_driver_knows(sim: Simulator) -> None
         """,
     )
     assert out.strip() == "[0, 1, 1] [0, 1, 1] 1 1"
+
+
+def test_memory_of_the_host_by_handle(sim: Simulator) -> None:
+    """As cuda.h says of cuMemCreate: a NUMA node's may be shared, HOST's not, and no thread's own
+    node is taken. Places are HOST 2, HOST_NUMA 3, HOST_NUMA_CURRENT 4.
+    """
+    out = run_mapped(
+        sim,
+        """
+        def asked(place, number=0, handles=0, kind=0):
+            prop = Prop(1, handles, place, number); unit = size(); handle = c.c_uint64()
+            grain = g.raw("cuMemGetAllocationGranularity", c.byref(unit), c.byref(prop), kind)
+            made = g.raw("cuMemCreate", c.byref(handle), size(2 * M), c.byref(prop), c.c_uint64(0))
+            return (grain, made, unit.value >> 20)
+        print(asked(2), asked(2, 99, 0, 1), asked(2, 0, 1), asked(3), asked(3, 0, 1), asked(3, 1),
+              asked(4), asked(4, 0, 1))
+        left = g.free_memory(); handle = create(2, 3, 0, 1); put(base + 8 * M, 2, handle)
+        print(left - g.free_memory())
+        fd, other, prop = c.c_int(), c.c_uint64(), Prop()
+        g.call("cuMemExportToShareableHandle", c.byref(fd), handle, 1, c.c_uint64(0))
+        g.call("cuMemImportFromShareableHandle", c.byref(other), c.c_void_p(fd.value), 1)
+        g.call("cuMemGetAllocationPropertiesFromHandle", c.byref(prop), other)
+        print(prop.place, prop.id)
+        g.call("cuMemUnmap", inside(0), size(2 * M)); put(base, 2, other)
+        g.call("cuMemcpyHtoD_v2", inside(8 * M), host, size(2 * M)); print(read(0, 9) == host[:9])
+        """,
+    )
+    good, bad = "(0, 0, 2)", "(1, 1, 0)"
+    assert out.splitlines() == [
+        " ".join([good, good, bad, good, good, bad, bad, bad]),
+        "0",
+        "3 0",
+        "True",
+    ]

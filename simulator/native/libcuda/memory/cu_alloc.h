@@ -71,6 +71,7 @@ struct cu_export {
     uint32_t magic, index; /* of the card on the node */
     uint64_t size;
 };
+#define CU_EXPORT_OF_HOST  UINT32_MAX /* as index: memory of the host's NUMA node, device -1 */
 #define CU_EXPORT_PHYSICAL 0x58455051u
 #define CU_EXPORT_POOL     0x58455052u
 bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *device);
