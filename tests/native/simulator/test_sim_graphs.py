@@ -263,3 +263,65 @@ def test_cards_are_no_peers(tmp_path: Path) -> None:
             """,
         )
     assert out.split() == ["0", "217", "1", "201", "705", "201"]
+
+
+OWNED = (
+    GRAPH
+    + """
+    size = c.c_size_t; none = size(0)
+    def capture(work):
+        made = c.c_void_p()
+        g.call("cuStreamBeginCapture_v2", s, 0); work()
+        g.call("cuStreamEndCapture", s, c.byref(made))
+        return made
+    def allocating(us=1):
+        p = c.c_uint64()
+        def work():
+            g.call("cuMemAllocAsync", c.byref(p), size(1 << 20), s); g.launch(us, s)
+        return p, capture(work)
+    def made_ready(graph, flags=0):
+        e = c.c_void_p()
+        g.call("cuGraphInstantiateWithFlags", c.byref(e), graph, c.c_uint64(flags)); return e
+    def freed(p): return g.raw("cuMemFreeAsync", p, s)
+    def launch(e): return g.raw("cuGraphLaunch", e, s)
+"""
+)
+
+
+def test_memory_that_a_graph_leaves_is_freed_after_each_launch(sim: Simulator) -> None:
+    """By either call, once; a launch over what was not freed is refused, and its address stays."""
+    out = run(
+        sim,
+        OWNED
+        + """
+    p, first = allocating(); e = made_ready(first)
+    print(launch(e), freed(p), freed(p)); print(launch(e), launch(e))
+    print(g.raw("cuMemFree_v2", p), g.raw("cuMemFree_v2", p), launch(e))
+    word = c.c_uint32(7); g.call("cuMemcpyHtoD_v2", p, c.byref(word), size(4)); word.value = 0
+    g.call("cuGraphDestroy", first); g.call("cuGraphExecDestroy", e)
+    g.call("cuMemcpyDtoH_v2", c.byref(word), p, size(4)); print(word.value, freed(p), freed(p))
+    print(g.raw("cuMemcpyDtoH_v2", c.byref(word), p, size(4)))
+    p, second = allocating(); e = made_ready(second, 1)
+    print(launch(e), launch(e), freed(p), launch(e))
+    """,
+    )
+    assert " ".join(out.split()) == "0 0 1 0 1 0 1 0 7 0 1 1 0 0 0 0"
+
+
+def test_another_graph_frees_the_memory_of_a_graph(sim: Simulator) -> None:
+    out = run(
+        sim,
+        OWNED
+        + """
+    p, owner = allocating(); e = made_ready(owner)
+    other = capture(lambda: g.call("cuMemFreeAsync", p, s)); f = made_ready(other)
+    out = c.c_void_p(); add = lambda graph: g.raw("cuGraphAddMemFreeNode", c.byref(out), graph,
+                                                  None, none, p)
+    print(add(owner), add(other)); print(launch(e), launch(f), freed(p)); print(launch(e), freed(p))
+    q, both = allocating()
+    g.call("cuGraphAddMemFreeNode", c.byref(out), both, None, none, q); p = q
+    print(add(both), add(other)); e = made_ready(both); print(launch(e), launch(e), freed(q))
+    plain = g.alloc(4096); p = plain; print(add(owner), g.raw("cuMemFree_v2", plain))
+    """,
+    )
+    assert " ".join(out.split()) == "1 1 0 0 1 0 0 1 1 0 0 1 1 0"

@@ -26,23 +26,6 @@ static CUresult capture(CUstream stream, uint32_t op, uint64_t bytes, uint64_t b
     return cu_capture(stream, &cmd);
 }
 
-static CUresult copy(uint32_t op, CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream,
-                     bool pt, bool wait)
-{
-    CUstream checked;
-    CU_TRY(cu_stream_get(stream, pt, &checked));
-    bool to_device = op == SIM_OP_HTOD || op == SIM_OP_DTOD,
-         from_device = op == SIM_OP_DTOH || op == SIM_OP_DTOD;
-    if (bytes &&
-        ((to_device && !cu_memory_is_device(dst)) || (from_device && !cu_memory_is_device(src))))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (checked->capture)
-        return wait || !bytes ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-                              : capture(checked, op, bytes, dst, src);
-    CU_TRY(cu_memory_copy(dst, src, bytes));
-    return timed(op, bytes, stream, pt, wait);
-}
-
 static uint32_t direction(CUdeviceptr dst, CUdeviceptr src)
 {
     bool to = cu_memory_is_device(dst), from = cu_memory_is_device(src);
@@ -59,6 +42,20 @@ static CUresult copy_any(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstrea
                               : capture(checked, direction(dst, src), bytes, dst, src);
     CU_TRY(cu_memory_copy(dst, src, bytes));
     return timed(direction(dst, src), bytes, stream, pt, wait);
+}
+
+/* Addresses are unified: where memory is decides, not which function copies it. What the function
+ * calls the device's has to be known to the driver, be it on the host. */
+static CUresult copy(uint32_t op, CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream,
+                     bool pt, bool wait)
+{
+    CUstream checked;
+    CU_TRY(cu_stream_get(stream, pt, &checked));
+    bool to_device = op == SIM_OP_HTOD || op == SIM_OP_DTOD,
+         from_device = op == SIM_OP_DTOH || op == SIM_OP_DTOD;
+    if (bytes && ((to_device && !cu_memory_known(dst)) || (from_device && !cu_memory_known(src))))
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy_any(dst, src, bytes, stream, pt, wait);
 }
 
 #define H(p) ((CUdeviceptr)(uintptr_t)(p))

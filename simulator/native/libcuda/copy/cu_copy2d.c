@@ -25,10 +25,10 @@ static CUresult end_of(CUmemorytype type, const void *host, CUdeviceptr device, 
         return CUDA_ERROR_NOT_SUPPORTED;
     if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
         return CUDA_ERROR_INVALID_VALUE;
-    end->device = type == CU_MEMORYTYPE_DEVICE ||
-                  (type == CU_MEMORYTYPE_UNIFIED && cu_memory_is_device(device));
-    return end->base && (!end->device || cu_memory_is_device(end->base)) ? CUDA_SUCCESS
-                                                                         : CUDA_ERROR_INVALID_VALUE;
+    end->device = cu_memory_is_device(end->base); /* addresses are unified */
+    return end->base && (type != CU_MEMORYTYPE_DEVICE || cu_memory_known(end->base))
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult ends(const CUDA_MEMCPY3D *copy, struct end *to, struct end *from)
@@ -139,7 +139,7 @@ static CUresult peer(CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext f
     if (!cu_handle_ok(CU_CTX, to) || !cu_handle_ok(CU_CTX, from))
         return CUDA_ERROR_INVALID_CONTEXT;
     struct sim_cmd cmd = {.op = to->device == from->device ? SIM_OP_DTOD : SIM_OP_PEER, .a = bytes};
-    if (bytes && (!cu_memory_is_device(dst) || !cu_memory_is_device(src)))
+    if (bytes && (!cu_memory_known(dst) || !cu_memory_known(src)))
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

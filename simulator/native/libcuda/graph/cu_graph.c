@@ -226,9 +226,8 @@ CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUg
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
-    if (!set || (ctx && !cu_handle_ok(CU_CTX, ctx)) || !cu_memory_is_device(set->dst) ||
-        !set->width || !set->height ||
-        (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4))
+    if (!set || (ctx && !cu_handle_ok(CU_CTX, ctx)) || !cu_memory_known(set->dst) || !set->width ||
+        !set->height || (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4))
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_MEMSET, &node));
     node->as.set = *set;

@@ -365,6 +365,7 @@ static CUresult launch_graph(CUgraphExec exec, CUstream handle, bool pt)
     if (stream->capture)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* it would become a child graph */
     CU_TRY(cu_graphmem_before_launch(exec));
+    CU_TRY(cu_graphmem_launch(exec, exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
     pthread_mutex_lock(&exec->lock); /* an executable graph runs once at a time */
     CUresult status = launch_locked(exec, stream);
     pthread_mutex_unlock(&exec->lock);

@@ -1,73 +1,140 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory nodes of graphs. An address is given when the node is made, memory when the executable
- * graph is first uploaded or launched. It comes from the device's graph memory, which only grows
- * until it is trimmed: an executable graph that was destroyed leaves its part there for others.
- * Each allocation has memory of its own; a real driver lets those of one graph that do not live at
- * the same time share it.
+ * Memory nodes of graphs: their addresses, given when a node is made, and who may free them when.
+ * What the card gives for them is in cu_graphreserve.c.
  */
 #include "cu_alloc.h"
 #include "cu_context.h"
 #include "cu_graphmem.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#define UNIT (2ull << 20)
+/* An allocation of a graph. Its address is the same in each launch. Until its free it lives on
+ * after all that could launch it. */
+struct owned {
+    CUdeviceptr ptr; /* 0: its context is gone */
+    CUcontext ctx;
+    CUgraph graph;
+    bool freed_here, freed_elsewhere; /* by a node of its graph, of another one */
+    enum { NEVER, LIVE, FREE } state;
+    unsigned refs; /* nodes and executable graphs */
+    struct owned *next;
+};
+
+struct use { /* what a launch does to an allocation */
+    CUgraphExec exec;
+    struct owned *owned;
+    bool frees;
+    struct use *next;
+};
 
 struct CUgraphNode_st { /* a memory node, as the program sees it */
+    struct owned *owned;
     CUgraph graph;
     CUgraphNodeType type;
     CUdevice device;
     CUcontext ctx;
     CUdeviceptr ptr;
     uint64_t size;
-    bool host;  /* captured from a pool of the host: takes nothing of the device */
-    bool freed; /* an allocation with a free node in its graph: no longer in use after a launch */
+    bool host; /* captured from a pool of the host: takes nothing of the device */
     struct CUgraphNode_st *next;
 };
 
-struct exec { /* on one device of those on which it has nodes */
-    CUgraphExec exec;
-    CUdevice device;
-    uint64_t needs;
-    bool attached; /* has its memory */
-    struct exec *next;
-};
-
-struct part { /* memory of a device that was taken at once */
-    uint64_t id, size;
-    CUcontext ctx;
-    uint32_t ctx_id;
-    struct part *next;
-};
-
-static struct device {
-    uint64_t reserved, reserved_high, used, used_high;
-    struct part *parts;
-} devices[SIM_MAX_CARDS];
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUgraphNode_st *nodes; /* of graphs that live */
-static struct exec *execs;
+static struct owned *all_owned;
+static struct use *uses;
+static _Atomic bool anything; /* some graph has had memory */
 
-static uint64_t rounded(uint64_t bytes)
+/* ---- allocations; under the lock, but for the driver's functions ---- */
+
+static struct owned *owned_at(CUdeviceptr ptr)
 {
-    return (bytes + UNIT - 1) / UNIT * UNIT;
+    struct owned *at = all_owned;
+    while (at && at->ptr != ptr)
+        at = at->next;
+    return at;
+}
+
+static void end_if_unused(struct owned *owned)
+{
+    struct owned **link = &all_owned;
+    if (owned->refs || (owned->state == LIVE && owned->ptr))
+        return;
+    while (*link != owned)
+        link = &(*link)->next;
+    *link = owned->next;
+    struct cu_alloc *alloc = owned->ptr ? cu_alloc_take(owned->ptr, DEVICE, DEVICE) : NULL;
+    if (alloc)
+        cu_alloc_release(alloc);
+    free(owned);
+}
+
+static void let_go(struct owned *owned)
+{
+    owned->refs--;
+    end_if_unused(owned);
+}
+
+/* A free outside of any graph. That before the first launch is taken too: frameworks drop what they
+ * captured at any time. */
+bool cu_graphmem_free(CUdeviceptr ptr, CUresult *status)
+{
+    if (!anything)
+        return false;
+    pthread_mutex_lock(&lock);
+    struct owned *owned = owned_at(ptr);
+    if (owned) {
+        *status =
+            owned->freed_here || owned->state == FREE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+        if (*status == CUDA_SUCCESS) {
+            owned->state = FREE;
+            end_if_unused(owned);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return owned != NULL;
+}
+
+CUresult cu_graphmem_launch(CUgraphExec exec, bool frees_first)
+{
+    if (!anything)
+        return CUDA_SUCCESS;
+    CUresult status = CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    for (const struct use *at = uses; at && !frees_first; at = at->next)
+        if (at->exec == exec && !at->frees && at->owned->state == LIVE)
+            status = CUDA_ERROR_INVALID_VALUE;
+    for (const struct use *at = uses; at && status == CUDA_SUCCESS; at = at->next)
+        if (at->exec == exec)
+            at->owned->state = at->frees || at->owned->freed_here ? FREE : LIVE;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static CUresult add_use(CUgraphExec exec, struct owned *owned, bool frees)
+{
+    struct use *use = malloc(sizeof *use);
+    if (!use)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *use = (struct use){exec, owned, frees, uses};
+    uses = use;
+    owned->refs++;
+    return CUDA_SUCCESS;
 }
 
 /* ---- nodes ---- */
 
+/* Under the lock. */
 static CUresult add(CUgraphNode *out, const struct CUgraphNode_st *wanted)
 {
     struct CUgraphNode_st *node = malloc(sizeof *node);
     if (!node)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *node = *wanted;
-    pthread_mutex_lock(&lock);
+    node->owned->refs++;
     node->next = nodes;
     nodes = node;
-    pthread_mutex_unlock(&lock);
     if (out)
         *out = node;
     return CUDA_SUCCESS;
@@ -87,25 +154,52 @@ static CUresult add_alloc(CUgraphNode *out, CUgraph graph, CUdevice dev, uint64_
     CU_TRY(cu_device_of(dev, &device));
     CU_TRY(cu_keeper(device, &node.ctx));
     CU_TRY(cu_alloc_borrow(&node.ptr, bytes, node.ctx));
-    CUresult status = add(out, &node);
-    if (status == CUDA_SUCCESS)
+    node.owned = calloc(1, sizeof *node.owned);
+    CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    if (node.owned) {
+        *node.owned = (struct owned){.ptr = node.ptr, .ctx = node.ctx, .graph = graph};
+        status = add(out, &node);
+    }
+    if (status == CUDA_SUCCESS) {
+        node.owned->next = all_owned;
+        all_owned = node.owned;
+        anything = true;
         *ptr = node.ptr;
-    else
+    }
+    pthread_mutex_unlock(&lock);
+    if (status != CUDA_SUCCESS) {
+        free(node.owned);
         cu_alloc_release(cu_alloc_take(node.ptr, DEVICE, DEVICE));
+    }
     return status;
+}
+
+/* Under the lock. Its own graph frees an allocation once, others only if that does not. */
+static bool may_free(CUgraph graph, const struct owned *owned)
+{
+    if (!owned || owned->freed_here || (owned->graph == graph && owned->freed_elsewhere))
+        return false;
+    for (const struct CUgraphNode_st *at = nodes; at; at = at->next)
+        if (at->graph == graph && at->owned == owned && at->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+            return false;
+    return true;
 }
 
 static CUresult add_free(CUgraphNode *out, CUgraph graph, CUdeviceptr ptr)
 {
     struct CUgraphNode_st node = {.graph = graph, .type = CU_GRAPH_NODE_TYPE_MEM_FREE, .ptr = ptr};
-    bool known = false;
+    CUresult status = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    for (struct CUgraphNode_st *at = nodes; at && !known; at = at->next)
-        if (at->graph == graph && at->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && at->ptr == ptr &&
-            !at->freed)
-            known = at->freed = true;
+    node.owned = ptr ? owned_at(ptr) : NULL;
+    if (may_free(graph, node.owned))
+        status = add(out, &node);
+    if (status == CUDA_SUCCESS && node.owned->graph == graph)
+        node.owned->freed_here = true;
+    else if (status == CUDA_SUCCESS)
+        node.owned->freed_elsewhere = true;
     pthread_mutex_unlock(&lock);
-    return known ? add(out, &node) : CUDA_ERROR_INVALID_VALUE;
+    return status;
 }
 
 CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool,
@@ -213,24 +307,12 @@ void cu_graphmem_graph_gone(CUgraph graph)
             continue;
         }
         *link = node->next;
-        free(node); /* the address stays: an executable graph may still use it */
+        if (node->owned->graph == graph)
+            node->owned->graph = NULL; /* a later graph may be at its place */
+        let_go(node->owned);           /* the address stays: an executable graph may still use it */
+        free(node);
     }
     pthread_mutex_unlock(&lock);
-}
-
-/* ---- memory ---- */
-
-/* Under the lock: what an executable graph needs of one device; made if it needs nothing yet. */
-static struct exec *need_of(CUgraphExec handle, CUdevice device)
-{
-    struct exec *exec = execs;
-    while (exec && (exec->exec != handle || exec->device != device))
-        exec = exec->next;
-    if (!exec && (exec = calloc(1, sizeof *exec)) != NULL) {
-        *exec = (struct exec){.exec = handle, .device = device, .next = execs};
-        execs = exec;
-    }
-    return exec;
 }
 
 CUresult cu_graphmem_instantiated(CUgraph graph, CUgraphExec exec)
@@ -238,60 +320,15 @@ CUresult cu_graphmem_instantiated(CUgraph graph, CUgraphExec exec)
     CUresult status = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     for (const struct CUgraphNode_st *at = nodes; at && status == CUDA_SUCCESS; at = at->next) {
-        if (at->graph != graph || at->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || at->host)
+        if (at->graph != graph)
             continue;
-        struct exec *need = need_of(exec, at->device);
-        if (need)
-            need->needs += rounded(at->size);
-        else
-            status = CUDA_ERROR_OUT_OF_MEMORY;
+        bool frees = at->type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+        if (!frees || at->owned->graph != graph)
+            status = add_use(exec, at->owned, frees);
+        if (frees || at->host || status != CUDA_SUCCESS)
+            continue;
+        status = cu_graphmem_need(exec, at->device, at->size);
     }
-    pthread_mutex_unlock(&lock);
-    return status;
-}
-
-static CUresult grow(CUdevice dev, uint64_t bytes)
-{
-    struct sim_rep rep;
-    struct device *device = &devices[dev];
-    struct part *part = calloc(1, sizeof *part);
-    CUcontext ctx;
-    CUresult status = part ? cu_keeper(&cu.devices[dev], &ctx) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (status == CUDA_SUCCESS)
-        status = cu_request(SIM_REQ_ALLOC, ctx->id, bytes, &rep, sizeof rep, NULL, 0);
-    if (status != CUDA_SUCCESS) {
-        free(part);
-        return status;
-    }
-    *part = (struct part){
-        .id = rep.a, .size = bytes, .ctx = ctx, .ctx_id = ctx->id, .next = device->parts};
-    device->parts = part;
-    device->reserved += bytes;
-    if (device->reserved > device->reserved_high)
-        device->reserved_high = device->reserved;
-    return CUDA_SUCCESS;
-}
-
-static CUresult attach(struct exec *exec)
-{
-    struct device *device = &devices[exec->device];
-    uint64_t spare = device->reserved - device->used;
-    if (exec->needs > spare)
-        CU_TRY(grow(exec->device, exec->needs - spare));
-    exec->attached = true;
-    device->used += exec->needs;
-    if (device->used > device->used_high)
-        device->used_high = device->used;
-    return CUDA_SUCCESS;
-}
-
-CUresult cu_graphmem_before_launch(CUgraphExec handle)
-{
-    CUresult status = CUDA_SUCCESS;
-    pthread_mutex_lock(&lock);
-    for (struct exec *exec = execs; exec && status == CUDA_SUCCESS; exec = exec->next)
-        if (exec->exec == handle && !exec->attached)
-            status = attach(exec);
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -299,89 +336,29 @@ CUresult cu_graphmem_before_launch(CUgraphExec handle)
 void cu_graphmem_exec_gone(CUgraphExec handle)
 {
     pthread_mutex_lock(&lock);
-    for (struct exec **link = &execs, *exec; (exec = *link) != NULL;) {
-        if (exec->exec != handle) {
-            link = &exec->next;
+    for (struct use **link = &uses, *use; (use = *link) != NULL;) {
+        if (use->exec != handle) {
+            link = &use->next;
             continue;
         }
-        if (exec->attached)
-            devices[exec->device].used -= exec->needs;
-        *link = exec->next;
-        free(exec);
+        *link = use->next;
+        let_go(use->owned);
+        free(use);
     }
     pthread_mutex_unlock(&lock);
-}
-
-static void drop(struct device *device, struct part **link)
-{
-    struct sim_rep rep;
-    struct part *part = *link;
-    *link = part->next;
-    device->reserved -= part->size;
-    if (cu_handle_ok(CU_CTX, part->ctx) && part->ctx->id == part->ctx_id)
-        cu_request(SIM_REQ_FREE, part->ctx_id, part->id, &rep, sizeof rep, NULL, 0);
-    free(part);
-}
-
-CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
-{
-    struct cu_device *known;
-    CU_TRY(cu_device_of(dev, &known));
-    struct device *device = &devices[dev];
-    pthread_mutex_lock(&lock);
-    for (struct part **link = &device->parts; *link;)
-        if ((*link)->size <= device->reserved - device->used)
-            drop(device, link);
-        else
-            link = &(*link)->next;
-    pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
+    cu_graphmem_unneeded(handle);
 }
 
 void cu_graphmem_forget(CUcontext ctx)
 {
     pthread_mutex_lock(&lock);
-    for (struct device *device = devices; device < devices + SIM_MAX_CARDS; device++) {
-        for (struct part **link = &device->parts; *link;)
-            if ((*link)->ctx == ctx)
-                drop(device, link);
-            else
-                link = &(*link)->next;
-        if (device->used > device->reserved)
-            device->used = device->reserved;
+    for (struct owned *at = all_owned, *next; at; at = next) {
+        next = at->next;
+        if (at->ctx != ctx)
+            continue;
+        at->ptr = 0; /* the address went with the context */
+        end_if_unused(at);
     }
     pthread_mutex_unlock(&lock);
-}
-
-CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute,
-                                              void *value)
-{
-    struct cu_device *known;
-    CU_TRY(cu_device_of(dev, &known));
-    const struct device *device = &devices[dev];
-    if (!value || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    const uint64_t values[] = {device->used, device->used_high, device->reserved,
-                               device->reserved_high};
-    *(cuuint64_t *)value = values[attribute];
-    pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute,
-                                              void *value)
-{
-    struct cu_device *known;
-    CU_TRY(cu_device_of(dev, &known));
-    struct device *device = &devices[dev];
-    if (!value || *(cuuint64_t *)value || !(attribute & 1))
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
-        device->used_high = device->used;
-    else
-        device->reserved_high = device->reserved;
-    pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
+    cu_graphmem_reserve_forget(ctx);
 }

@@ -33,6 +33,7 @@ struct cu_alloc {
     uint8_t *made;     /* one bit per chunk that has contents of its own */
     uint32_t fill;     /* contents of the others, a 32-bit pattern */
     unsigned flags;    /* VIRTUAL: ordinal of the device */
+    uint64_t range;    /* VIRTUAL: number of its reservation */
 };
 
 extern pthread_rwlock_t cu_alloc_lock;
@@ -72,6 +73,7 @@ struct cu_export {
     uint32_t magic, index; /* of the card on the node */
     uint64_t size;
 };
+#define CU_EXPORT_OF_HOST  UINT32_MAX /* as index: memory of the host's NUMA node, device -1 */
 #define CU_EXPORT_PHYSICAL 0x58455051u
 #define CU_EXPORT_POOL     0x58455052u
 bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *device);
@@ -89,7 +91,10 @@ void cu_memory_end(CUdeviceptr base, CUcontext ctx);
 CUresult cu_memory_managed_new(CUdeviceptr *out, size_t bytes);
 CUresult cu_memory_charge(uint64_t *id, size_t bytes, CUcontext ctx);
 void cu_memory_discharge(uint64_t id, CUcontext ctx);
+
+/* cu_contents.c */
 bool cu_memory_known(CUdeviceptr ptr); /* of the card, or registered with it */
+/* Whole or not at all, also over mappings of one reservation that follow each other. */
 CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory of the simulated card. A device pointer is an address in a reservation without access
- * rights: a program that dereferences it crashes as on a real card. Contents live in a shadow, in
- * chunks that are made when a copy or a fill needs them. A large allocation that is only filled
- * costs a bitmap. Contents move at the call, in program order; only the time of copies is the
- * model's.
+ * rights: a program that dereferences it crashes as on a real card. Contents: cu_contents.c.
  */
 #include "cu_alloc.h"
 #include "cu_capture.h"
@@ -15,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#define CHUNK 65536ull
 
 static struct cu_alloc **table; /* sorted by base */
 static size_t used, room;
@@ -124,132 +119,6 @@ void cu_memory_forget(CUcontext ctx)
     } while (dead);
     cu_pool_forget(ctx);
     cu_graphmem_forget(ctx);
-}
-
-/* ---- contents ---- */
-
-/* Makes the chunks that [offset, offset + bytes) touches real; fresh ones get the pattern. The lock
- * is held. */
-static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t bytes)
-{
-    if (alloc->kind == VIRTUAL)
-        return alloc->shadow + offset;
-    if (alloc->kind != DEVICE)
-        return (uint8_t *)alloc->base + offset;
-    if (!alloc->shadow) {
-        alloc->made = calloc(1, alloc->size / CHUNK / 8 + 1);
-        alloc->shadow = alloc->made ? cu_alloc_reserve(alloc->size, PROT_READ | PROT_WRITE) : NULL;
-        if (!alloc->shadow)
-            return NULL;
-    }
-    for (uint64_t chunk = offset / CHUNK; chunk <= (offset + bytes - 1) / CHUNK; chunk++) {
-        if (alloc->made[chunk / 8] >> (chunk % 8) & 1)
-            continue;
-        alloc->made[chunk / 8] |= (uint8_t)(1u << (chunk % 8));
-        uint32_t *word = (uint32_t *)(alloc->shadow + chunk * CHUNK);
-        uint64_t size = alloc->size - chunk * CHUNK < CHUNK ? alloc->size - chunk * CHUNK : CHUNK;
-        for (uint64_t i = 0; alloc->fill && i < size / 4; i++)
-            word[i] = alloc->fill;
-    }
-    return alloc->shadow + offset;
-}
-
-static CUresult side(CUdeviceptr ptr, size_t bytes, uint8_t **address)
-{
-    struct cu_alloc *alloc = cu_alloc_find(ptr);
-    if (!alloc) { /* ordinary host memory */
-        *address = (uint8_t *)ptr;
-        return ptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    }
-    uint64_t offset = ptr - alloc->base;
-    if (bytes > alloc->size - offset)
-        return CUDA_ERROR_INVALID_VALUE;
-    *address = materialise(alloc, offset, bytes);
-    return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-bool cu_memory_known(CUdeviceptr ptr)
-{
-    pthread_rwlock_rdlock(&cu_alloc_lock);
-    bool known = cu_alloc_find(ptr) != NULL;
-    pthread_rwlock_unlock(&cu_alloc_lock);
-    return known;
-}
-
-CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
-{
-    uint8_t *to, *from;
-    if (!bytes)
-        return CUDA_SUCCESS;
-    pthread_rwlock_wrlock(&cu_alloc_lock);
-    CUresult status = side(src, bytes, &from);
-    if (status == CUDA_SUCCESS)
-        status = side(dst, bytes, &to);
-    if (status == CUDA_SUCCESS)
-        memmove(to, from, bytes);
-    pthread_rwlock_unlock(&cu_alloc_lock);
-    return status;
-}
-
-static void fill_bytes(uint8_t *to, uint32_t value, unsigned width, size_t count)
-{
-    if (width == 1)
-        memset(to, (int)value, count);
-    for (size_t i = 0; width == 2 && i < count; i++)
-        ((uint16_t *)to)[i] = (uint16_t)value;
-    for (size_t i = 0; width == 4 && i < count; i++)
-        ((uint32_t *)to)[i] = value;
-}
-
-static void fill_whole(struct cu_alloc *alloc, uint32_t value, unsigned width)
-{
-    alloc->fill = width == 1   ? (value & 0xff) * 0x01010101u
-                  : width == 2 ? (value & 0xffff) * 0x10001u
-                               : value;
-    if (alloc->shadow) {
-        madvise(alloc->shadow, alloc->size, MADV_DONTNEED);
-        memset(alloc->made, 0, alloc->size / CHUNK / 8 + 1);
-    }
-}
-
-CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count)
-{
-    uint8_t *to;
-    CUresult status = CUDA_SUCCESS;
-    if (dst % width)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!count)
-        return CUDA_SUCCESS;
-    pthread_rwlock_wrlock(&cu_alloc_lock);
-    struct cu_alloc *alloc = cu_alloc_find(dst);
-    if (!alloc)
-        status = CUDA_ERROR_INVALID_VALUE;
-    else if (alloc->kind == DEVICE && dst == alloc->base && count * width == alloc->size)
-        fill_whole(alloc, value, width);
-    else if ((status = side(dst, count * width, &to)) == CUDA_SUCCESS)
-        fill_bytes(to, value, width, count);
-    pthread_rwlock_unlock(&cu_alloc_lock);
-    return status;
-}
-
-/* Where the card reaches a word: its own memory, or host memory that was registered. */
-CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address)
-{
-    uint8_t *at = NULL;
-    pthread_rwlock_wrlock(&cu_alloc_lock);
-    CUresult status = cu_alloc_find(ptr) ? side(ptr, bytes, &at) : CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_unlock(&cu_alloc_lock);
-    *address = (uint64_t)(uintptr_t)at;
-    return status;
-}
-
-bool cu_memory_is_device(CUdeviceptr ptr)
-{
-    pthread_rwlock_rdlock(&cu_alloc_lock);
-    const struct cu_alloc *alloc = cu_alloc_find(ptr);
-    bool is = alloc && alloc->kind <= MANAGED;
-    pthread_rwlock_unlock(&cu_alloc_lock);
-    return is;
 }
 
 /* ---- allocation ---- */
@@ -403,6 +272,9 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
     if (!ptr)
         return CUDA_SUCCESS;
     CU_TRY(cu_current(&ctx));
+    CUresult status = CUDA_SUCCESS;
+    if (cu_graphmem_free(ptr, &status))
+        return status == CUDA_SUCCESS ? cu_stream_sync(&ctx->all) : status;
     struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, PINNED);
     return alloc ? release(alloc) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -445,6 +317,8 @@ static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool pt)
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (stream->capture)
         return cu_graphmem_capture_free(ptr, stream);
+    if (cu_graphmem_free(ptr, &status))
+        return status;
     struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, PINNED);
     if (!alloc)
         return CUDA_ERROR_INVALID_VALUE;

@@ -39,9 +39,12 @@ static CUresult device_of_card(uint32_t index, CUdevice *device)
 bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *device)
 {
     off_t end = lseek(fd, 0, SEEK_END);
-    return end >= (off_t)sizeof *out &&
-           pread(fd, out, sizeof *out, end - (off_t)sizeof *out) == (ssize_t)sizeof *out &&
-           out->magic == magic && out->size + sizeof *out == (uint64_t)end &&
+    if (end < (off_t)sizeof *out ||
+        pread(fd, out, sizeof *out, end - (off_t)sizeof *out) != (ssize_t)sizeof *out ||
+        out->magic != magic || out->size + sizeof *out != (uint64_t)end)
+        return false;
+    *device = -1;
+    return (magic == CU_EXPORT_PHYSICAL && out->index == CU_EXPORT_OF_HOST) ||
            device_of_card(out->index, device) == CUDA_SUCCESS;
 }
 

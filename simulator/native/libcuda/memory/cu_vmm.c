@@ -33,8 +33,13 @@ static CUresult property_ok(const CUmemAllocationProp *prop, struct cu_device **
         return CUDA_ERROR_NOT_SUPPORTED;
     CUdevice ordinal;
     *device = NULL;
-    if (cu_on_host(&prop->location))
-        return prop->requestedHandleTypes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (cu_on_host(&prop->location)) /* only a NUMA node's can be shared */
+        return prop->requestedHandleTypes && prop->location.type == CU_MEM_LOCATION_TYPE_HOST
+                   ? CUDA_ERROR_INVALID_VALUE
+                   : CUDA_SUCCESS;
+    if (prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA || /* a node that is not there */
+        prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+        return CUDA_ERROR_INVALID_VALUE;
     if (cu_on_device(&prop->location, &ordinal))
         return cu_device_of(ordinal, device);
     return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? CUDA_ERROR_INVALID_DEVICE
@@ -57,7 +62,9 @@ CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *out, const CUmemAllocatio
 /* Contents that other processes can map: a file, with the description after them. */
 static int shared_file(uint64_t size, const struct cu_device *device)
 {
-    struct cu_export end = {.magic = CU_EXPORT_PHYSICAL, .index = device->info.index, .size = size};
+    struct cu_export end = {.magic = CU_EXPORT_PHYSICAL,
+                            .index = device ? device->info.index : CU_EXPORT_OF_HOST,
+                            .size = size};
     int file = memfd_create("qgpu-sim-memory", MFD_CLOEXEC);
     if (file >= 0 && (ftruncate(file, (off_t)(size + sizeof end)) != 0 ||
                       pwrite(file, &end, sizeof end, (off_t)size) != (ssize_t)sizeof end)) {
@@ -237,6 +244,8 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
         (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                               .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+    if (device < 0)
+        made->prop.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA};
     *handle = enlist(made);
     return CUDA_SUCCESS;
 }

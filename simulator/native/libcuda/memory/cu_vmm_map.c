@@ -10,10 +10,12 @@
 struct range {
     CUdeviceptr base;
     size_t size;
+    uint64_t number; /* from 1; never again */
     struct range *next;
 };
 
 static struct range *ranges;
+static uint64_t last_number;
 
 CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment,
                                      CUdeviceptr wish, unsigned long long flags)
@@ -37,6 +39,7 @@ CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t align
     munmap(start + size, (size_t)(base + alignment - start));
     *range = (struct range){.base = (CUdeviceptr)start, .size = size};
     pthread_mutex_lock(&cu_vmm_lock);
+    range->number = ++last_number;
     range->next = ranges;
     ranges = range;
     pthread_mutex_unlock(&cu_vmm_lock);
@@ -74,13 +77,13 @@ CUresult CUDAAPI cuMemAddressFree(CUdeviceptr ptr, size_t size)
     return CUDA_SUCCESS;
 }
 
-/* Under cu_vmm_lock. */
-static bool reserved(CUdeviceptr ptr, size_t size)
+/* Under cu_vmm_lock: the number of the reservation that all of it is in, or 0. */
+static uint64_t reserved(CUdeviceptr ptr, size_t size)
 {
     for (const struct range *at = ranges; at; at = at->next)
         if (ptr >= at->base && ptr - at->base <= at->size && size <= at->size - (ptr - at->base))
-            return true;
-    return false;
+            return at->number;
+    return 0;
 }
 
 CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
@@ -95,6 +98,7 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
         size <= physical->size - offset && reserved(ptr, size) && !mapped(ptr, size)) {
         struct cu_alloc alloc = {.base = ptr, .size = size, .id = handle, .kind = VIRTUAL};
         alloc.shadow = physical->contents + offset;
+        alloc.range = reserved(ptr, size);
         CUdevice device;
         alloc.flags = cu_on_device(&physical->prop.location, &device) ? (unsigned)device : 0;
         status = cu_alloc_insert(&alloc);
