@@ -69,7 +69,8 @@ struct cu_rm_place { /* objects of the control device that stand for a card, cu_
 struct cu_device {
     struct sim_card_info info;
     struct cu_rm_place rm;
-    CUcontext primary;
+    CUcontext primary;        /* while it is active, else NULL */
+    CUcontext primary_handle; /* its handle for the process's whole life; NULL: never asked for */
     unsigned primary_refs, primary_flags;
 };
 
@@ -91,6 +92,7 @@ extern struct cu_state cu;
 struct CUstream_st {
     enum cu_magic magic;
     CUcontext ctx;
+    uint32_t ctx_id; /* of that context: a primary one's handle is used again */
     uint32_t slot, cmd_flags;
     unsigned flags;
     int priority;
@@ -118,6 +120,7 @@ struct CUctx_st {
     uint8_t stream_used[SIM_STREAMS];
     uint8_t event_used[SIM_EVENTS];
     CUmemoryPool pool;
+    struct cu_stored *stored; /* cu_storage.c */
     struct {
         bool own_client;
         struct cu_rm_place place;
@@ -128,7 +131,7 @@ struct CUctx_st {
 struct CUevent_st {
     enum cu_magic magic;
     CUcontext ctx;
-    uint32_t slot;
+    uint32_t ctx_id, slot;
     unsigned flags;
     _Atomic uint32_t rec_stream;
     _Atomic uint64_t rec_seq;
@@ -197,5 +200,14 @@ void cu_rm_context_gone(CUcontext ctx);
 void *cu_handle_new(enum cu_magic kind);
 void cu_handle_free(enum cu_magic kind, void *handle);
 bool cu_handle_ok(enum cu_magic kind, const void *handle);
+/* A handle that stays the owner's: it is refused until it is opened again, and never another's. */
+void cu_handle_close(void *handle);
+void cu_handle_open(enum cu_magic kind, void *handle);
+
+/* Whether this very context lives. Ids are never used again, handles are. */
+static inline bool cu_context_lives(CUcontext ctx, uint32_t id)
+{
+    return cu_handle_ok(CU_CTX, ctx) && ctx->id == id;
+}
 
 #endif

@@ -66,17 +66,26 @@ void *cu_handle_new(enum cu_magic kind)
                 arena->base + arena->item * arena->free_list[arena->free_head++ % arena->count];
     }
     pthread_mutex_unlock(&lock);
-    if (handle) {
-        memset(handle, 0, arena->item);
-        *(enum cu_magic *)handle = kind;
-    }
+    if (handle)
+        cu_handle_open(kind, handle);
     return handle;
+}
+
+void cu_handle_open(enum cu_magic kind, void *handle)
+{
+    memset(handle, 0, arena_of(kind)->item);
+    *(enum cu_magic *)handle = kind;
+}
+
+void cu_handle_close(void *handle)
+{
+    *(enum cu_magic *)handle = 0;
 }
 
 void cu_handle_free(enum cu_magic kind, void *handle)
 {
     struct arena *arena = arena_of(kind);
-    *(enum cu_magic *)handle = 0;
+    cu_handle_close(handle);
     pthread_mutex_lock(&lock);
     arena->free_list[arena->free_tail++ % arena->count] =
         (uint32_t)(((char *)handle - arena->base) / arena->item);

@@ -11,6 +11,20 @@
 CUresult cu_current_in(const char *function, CUcontext *ctx);
 #define cu_current(ctx) cu_current_in(__func__, ctx)
 CUresult cu_sticky(CUcontext ctx); /* the error that the context is in, CUDA_SUCCESS: none */
+/* Make a handle's context on the device, or end it there; the handle stays the caller's. */
+CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *device);
+CUresult cu_context_end(CUcontext ctx);
+
+/* cu_primary.c */
+CUresult cu_primary_handle(CUdevice dev, CUcontext *out);
+struct cu_device *cu_primary_of(CUcontext ctx); /* NULL: no handle of a primary context */
+
+/* cu_storage.c: what libraries keep by key in a context; without one it is the current one's */
+typedef void cu_storage_end_fn(CUcontext ctx, void *key, void *value);
+CUresult cu_storage_put(CUcontext ctx, void *key, void *value, cu_storage_end_fn *end);
+CUresult cu_storage_get(void **value, CUcontext ctx, void *key);
+CUresult cu_storage_delete(CUcontext ctx, void *key);
+void cu_storage_end(CUcontext ctx); /* the context ends: each entry's function is called */
 
 #define CU_FIRST_BUS 0x10 /* PCI bus of card 0; the others follow */
 

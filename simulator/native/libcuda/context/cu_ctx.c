@@ -80,20 +80,14 @@ static CUresult remove_from_card(CUcontext ctx)
     cu_rm_context_gone(ctx);
     cu_memory_forget(ctx);
     close(ctx->bell);
-    cu_handle_free(CU_CTX, ctx);
     return status;
 }
 
-static CUresult create(CUcontext *out, unsigned flags, struct cu_device *device)
+CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *device)
 {
-    CUcontext ctx = cu_handle_new(CU_CTX);
-    if (!ctx)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult status = map_shared(ctx, device);
-    if (status != CUDA_SUCCESS) {
-        cu_handle_free(CU_CTX, ctx);
+    if (status != CUDA_SUCCESS)
         return status;
-    }
     ctx->device = device;
     ctx->flags = flags;
     pthread_mutex_init(&ctx->ring_lock, NULL);
@@ -103,18 +97,23 @@ static CUresult create(CUcontext *out, unsigned flags, struct cu_device *device)
         cu_stream_setup(&ctx->per_thread[i], ctx, SIM_STREAM_PT + i, 0);
     ctx->next_stream = SIM_STREAM_USER;
     status = cu_rm_context(ctx);
-    if (status != CUDA_SUCCESS) {
+    if (status != CUDA_SUCCESS)
         remove_from_card(ctx);
-        return status;
-    }
-    *out = ctx;
-    return CUDA_SUCCESS;
+    return status;
 }
 
-static CUresult destroy(CUcontext ctx)
+CUresult cu_context_end(CUcontext ctx)
 {
+    cu_storage_end(ctx);
     cu_stream_sync(&ctx->all);
     return remove_from_card(ctx);
+}
+
+/* A context, or the handle of a primary one that is not active now: it can be made current, and is
+ * refused by what needs a context. */
+static bool may_be_current(CUcontext ctx)
+{
+    return cu_handle_ok(CU_CTX, ctx) || cu_primary_of(ctx);
 }
 
 static CUresult create_current(CUcontext *out, unsigned flags, CUdevice dev)
@@ -125,8 +124,16 @@ static CUresult create_current(CUcontext *out, unsigned flags, CUdevice dev)
         return CUDA_ERROR_INVALID_VALUE;
     if (depth == CU_MAX_STACK)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CU_TRY(create(out, flags, device));
-    return push(*out);
+    CUcontext ctx = cu_handle_new(CU_CTX);
+    if (!ctx)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult status = cu_context_start(ctx, flags, device);
+    if (status != CUDA_SUCCESS) {
+        cu_handle_free(CU_CTX, ctx);
+        return status;
+    }
+    *out = ctx;
+    return push(ctx);
 }
 
 CUresult CUDAAPI cuCtxCreate(CUcontext *ctx, unsigned int flags, CUdevice dev)
@@ -161,7 +168,9 @@ CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (depth && stack[depth - 1] == ctx)
         depth--;
-    return destroy(ctx);
+    CUresult status = cu_context_end(ctx);
+    cu_handle_free(CU_CTX, ctx);
+    return status;
 }
 
 CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
@@ -198,7 +207,7 @@ CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
 {
     CU_TRY(cu_ready());
-    return cu_handle_ok(CU_CTX, ctx) ? push(ctx) : CUDA_ERROR_INVALID_CONTEXT;
+    return may_be_current(ctx) ? push(ctx) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
@@ -225,7 +234,7 @@ CUresult CUDAAPI cuCtxPopCurrent(CUcontext *ctx)
 CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
     CU_TRY(cu_ready());
-    if (ctx && !cu_handle_ok(CU_CTX, ctx))
+    if (ctx && !may_be_current(ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!ctx) {
         depth -= depth > 0;
@@ -362,89 +371,4 @@ CUresult CUDAAPI cuCtxSetCacheConfig(CUfunc_cache config)
     CUcontext ctx;
     (void)config;
     return cu_current(&ctx);
-}
-
-/* ---- primary contexts ---- */
-
-CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev)
-{
-    struct cu_device *device;
-    CUresult status = CUDA_SUCCESS;
-    CU_TRY(cu_device_of(dev, &device));
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&cu.lock);
-    if (!device->primary) {
-        status = create(&device->primary, device->primary_flags, device);
-        if (status == CUDA_SUCCESS)
-            device->primary->is_primary = true;
-        else
-            device->primary = NULL;
-    }
-    if (status == CUDA_SUCCESS) {
-        device->primary_refs++;
-        *out = device->primary;
-    }
-    pthread_mutex_unlock(&cu.lock);
-    return status;
-}
-
-static CUresult drop_primary(CUdevice dev, bool reset)
-{
-    struct cu_device *device;
-    CUresult status = CUDA_SUCCESS;
-    CU_TRY(cu_device_of(dev, &device));
-    pthread_mutex_lock(&cu.lock);
-    if (!reset && !device->primary_refs)
-        status = CUDA_ERROR_INVALID_CONTEXT;
-    else if (device->primary && (reset || --device->primary_refs == 0)) {
-        status = destroy(device->primary);
-        device->primary = NULL;
-        device->primary_refs = 0;
-    }
-    pthread_mutex_unlock(&cu.lock);
-    return status;
-}
-
-CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
-{
-    return drop_primary(dev, false);
-}
-CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
-{
-    return drop_primary(dev, false);
-}
-CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
-{
-    return drop_primary(dev, true);
-}
-CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
-{
-    return drop_primary(dev, true);
-}
-
-CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
-{
-    struct cu_device *device;
-    CU_TRY(cu_device_of(dev, &device));
-    if (!flags || !active)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = device->primary ? device->primary->flags : device->primary_flags;
-    *active = device->primary != NULL;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
-{
-    struct cu_device *device;
-    CU_TRY(cu_device_of(dev, &device));
-    device->primary_flags = flags;
-    if (device->primary)
-        device->primary->flags = flags;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)
-{
-    return cuDevicePrimaryCtxSetFlags_v2(dev, flags);
 }

@@ -147,17 +147,29 @@ CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
     return CUDA_SUCCESS;
 }
 
+/* Executable graphs take memory again at their next launch. */
+static void detach_all(CUdevice dev)
+{
+    for (struct exec *exec = execs; exec; exec = exec->next)
+        if (exec->device == dev)
+            exec->attached = false;
+    devices[dev].used = 0;
+}
+
 void cu_graphmem_reserve_forget(CUcontext ctx)
 {
     pthread_mutex_lock(&lock);
-    for (struct device *device = devices; device < devices + SIM_MAX_CARDS; device++) {
-        for (struct part **link = &device->parts; *link;)
-            if ((*link)->ctx == ctx)
-                drop(device, link);
-            else
+    for (CUdevice dev = 0; dev < (CUdevice)SIM_MAX_CARDS; dev++) {
+        bool lost = false;
+        for (struct part **link = &devices[dev].parts; *link;)
+            if ((*link)->ctx == ctx) {
+                drop(&devices[dev], link);
+                lost = true;
+            } else {
                 link = &(*link)->next;
-        if (device->used > device->reserved)
-            device->used = device->reserved;
+            }
+        if (lost)
+            detach_all(dev);
     }
     pthread_mutex_unlock(&lock);
 }

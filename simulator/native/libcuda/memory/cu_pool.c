@@ -260,8 +260,8 @@ void cu_pool_forget(CUcontext ctx)
     for (unsigned i = 0; i < nall; i++) {
         for (struct chunk *chunk = all[i]->chunks, *next; chunk; chunk = next) {
             next = chunk->next;
-            if (chunk->ctx != ctx)
-                continue;
+            if (chunk->ctx != ctx || chunk->ctx_id != ctx->id)
+                continue; /* of another context, or of one before with this handle */
             chunk->ctx_id = 0;
             all[i]->reserved -= chunk->size;
             if (idle(chunk))

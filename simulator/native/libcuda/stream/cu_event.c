@@ -27,8 +27,8 @@ static CUresult get_in(const char *function, CUevent event)
     CU_TRY(cu_ready_in(function));
     if (!cu_handle_ok(CU_EVENT, event))
         return CUDA_ERROR_INVALID_HANDLE;
-    return cu_handle_ok(CU_CTX, event->ctx) ? cu_sticky(event->ctx)
-                                            : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return cu_context_lives(event->ctx, event->ctx_id) ? cu_sticky(event->ctx)
+                                                       : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned int flags)
@@ -43,6 +43,7 @@ CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned int flags)
     if (!event)
         return CUDA_ERROR_OUT_OF_MEMORY;
     event->ctx = ctx;
+    event->ctx_id = ctx->id;
     event->slot = slot;
     event->flags = flags;
     *out = event;
@@ -54,7 +55,7 @@ CUresult CUDAAPI cuEventDestroy_v2(CUevent event)
     CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_EVENT, event))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (cu_handle_ok(CU_CTX, event->ctx)) {
+    if (cu_context_lives(event->ctx, event->ctx_id)) {
         pthread_mutex_lock(&event->ctx->ring_lock);
         event->ctx->event_used[event->slot] = 0;
         pthread_mutex_unlock(&event->ctx->ring_lock);

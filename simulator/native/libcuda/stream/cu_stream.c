@@ -10,6 +10,7 @@ void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned fla
     *stream =
         (struct CUstream_st){.magic = CU_STREAM,
                              .ctx = ctx,
+                             .ctx_id = ctx->id,
                              .slot = slot,
                              .flags = flags,
                              .cmd_flags = flags & CU_STREAM_NON_BLOCKING ? SIM_CMD_NONBLOCKING : 0};
@@ -35,8 +36,8 @@ CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream)
         *stream = handle;
         if (handle->green && !cu_green_ok(handle->green))
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-        return cu_handle_ok(CU_CTX, handle->ctx) ? cu_sticky(handle->ctx)
-                                                 : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        return cu_context_lives(handle->ctx, handle->ctx_id) ? cu_sticky(handle->ctx)
+                                                             : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
     CU_TRY(cu_current(&ctx));
     per_thread = handle == CU_STREAM_PER_THREAD || (per_thread && !handle);
@@ -101,7 +102,7 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle)
     CU_TRY(cu_ready());
     if (handle <= CU_STREAM_PER_THREAD || !cu_handle_ok(CU_STREAM, handle))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (cu_handle_ok(CU_CTX, handle->ctx)) {
+    if (cu_context_lives(handle->ctx, handle->ctx_id)) {
         pthread_mutex_lock(&handle->ctx->ring_lock);
         handle->ctx->stream_used[handle->slot] = 0;
         pthread_mutex_unlock(&handle->ctx->ring_lock);
