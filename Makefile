@@ -28,7 +28,8 @@ QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -f
          -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)
 
-.PHONY: all setup headers native layouts test test-matrix test-install retest demo bench gpu \
+.PHONY: all setup headers native layouts test test-matrix test-install test-frameworks retest \
+    demo bench gpu \
     gpu-bundle format lint lint-ansible clean help
 all: setup native
 
@@ -39,7 +40,8 @@ LIVE_TESTS := $(BUILD)/test/spank_stage $(BUILD)/test/spank_escape
 include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk \
   simulator/native/build.mk simulator/native/*/build.mk bench/*/build.mk))
 include packaging/install.mk packaging/package.mk
-BUILT_BY = tools/rules.sh $(BUILD) "$(CC)" "$(sort $(CFLAGS)) $(SLURM_INC) $(VERSION) $(HW)" \
+BUILT_BY = tools/rules.sh $(BUILD) "$(CC)" \
+           "$(sort $(CFLAGS)) $(SLURM_INC) $(VERSION) $(HW) $(SIM_RUNTIME)" \
            $(MAKEFILE_LIST)
 
 help:
@@ -48,6 +50,7 @@ help:
 	@echo "make demo KEEP=1  the same, but leave the cluster up and say how to enter it"
 	@echo "make test         set up and run every test"
 	@echo "make test-matrix  run the live suite on each of three versions of Slurm"
+	@echo "make test-frameworks PyTorch, CuPy, JAX and Numba on the simulated driver (19 GB)"
 	@echo "make test-install the packages on hosts with a systemd: Debian 12 and 13 (SUITES=bookworm)"
 	@echo "make bench        print one line per figure and write build/bench.json"
 	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set" \
@@ -59,6 +62,7 @@ help:
 	@echo "make lint-ansible ansible-lint over packaging/ansible"
 	@echo "make native       build the C parts into build/, those of the tests included"
 	@echo "make native HW=0  the same, without hardware preemption"
+	@echo "make native SIM_RUNTIME=0  the same; NVIDIA's runtime then refuses the simulated driver"
 	@echo "make product      build what is installed, and only that"
 	@echo "make deb          Debian packages into build/packages/ (make rpm: for EL 9; make dist:" \
 	  "the source archive)"
@@ -102,6 +106,12 @@ test: native product
 # `make test` already.
 test-matrix: native
 	@$(PY) -m cli.sandbox.versions.matrix
+
+# Unmodified PyTorch, CuPy, JAX and Numba on the simulated driver. Their environments, some 19 GB,
+# are made once, outside the checkout (tools/frameworks.sh).
+test-frameworks: native
+	@tools/frameworks.sh
+	@$(PYTEST) -m frameworks tests/frameworks
 
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and
 # a stock Slurm.

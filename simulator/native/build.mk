@@ -3,17 +3,21 @@
 SIM_DIR := simulator/native
 SIM_OBJ := $(BUILD)/obj/sim
 # In the order of dependence: each knows those before it.
-SIM_CUDA := $(addprefix libcuda/,image base context stream memory copy launch graph entry)
+SIM_CUDA := $(addprefix libcuda/,image base context stream memory copy launch graph runtime entry)
 SIM_PARTS := protocol model device control serve $(SIM_CUDA) libnvml
 SIM_HDR := $(wildcard $(SIM_PARTS:%=$(SIM_DIR)/%/*.h)) enforcer/native/abi/qgpu_rm.h
 SIM_CLIENT_SRC := $(SIM_DIR)/protocol/sim_client.c
 SIM_MODEL_SRC := $(wildcard $(SIM_DIR)/model/*.c)
 SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/device/*.c $(SIM_DIR)/control/*.c \
                $(SIM_DIR)/serve/*.c)
-SIM_CU_SRC := $(SIM_CLIENT_SRC) $(wildcard $(SIM_CUDA:%=$(SIM_DIR)/%/*.c))
+# SIM_RUNTIME=0 leaves out the answer to the test that NVIDIA's runtime makes of its driver
+# (docs/adr/0027): programs of the runtime then refuse the simulated driver.
+SIM_ANSWER := $(addprefix $(SIM_DIR)/libcuda/runtime/,cu_handshake.c cu_md2.c)
+SIM_CU_ALL := $(SIM_CLIENT_SRC) $(wildcard $(SIM_CUDA:%=$(SIM_DIR)/%/*.c))
+SIM_CU_SRC := $(filter-out $(if $(filter 0,$(SIM_RUNTIME)),$(SIM_ANSWER)),$(SIM_CU_ALL))
 SIM_ML_SRC := $(SIM_CLIENT_SRC) $(wildcard $(SIM_DIR)/libnvml/*.c)
 SIM_INC = $(SIM_PARTS:%=-I$(SIM_DIR)/%) -isystem $(CUDA_INC) -isystem $(NVML_INC) \
-          -Wno-deprecated-declarations
+          -Wno-deprecated-declarations $(if $(filter 0,$(SIM_RUNTIME)),-DSIM_NO_ANSWER)
 SIM_SAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # -Bsymbolic: a preloaded shim exports the same names; the library must keep calling itself.
 SIM_SO = $(CC) $(CFLAGS) $(QG_LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,$(@F) \
@@ -76,6 +80,18 @@ $(BUILD)/sim/libcuda.so.1: $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
 	@mkdir -p $(@D)
 	$(SIM_SO)
 
+# The same driver without that answer, for the control of the tests.
+SIM_MUTE := $(SIM_OBJ)/libcuda/runtime/cu_export.mute.o
+$(SIM_MUTE): $(SIM_DIR)/libcuda/runtime/cu_export.c $(SIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) $(SIM_INC) $(QG_OLD_GLIBC) -DSIM_NO_ANSWER -c $< -o $@
+
+$(BUILD)/test/sim-no-answer/libcuda.so.1: $(SIM_MUTE) $(SIM_DIR)/libcuda/entry/libcuda.map \
+    $(filter-out $(SIM_OBJ)/libcuda/runtime/cu_export.o,$(patsubst $(SIM_DIR)/%.c,$(SIM_OBJ)/%.o,\
+      $(filter-out $(SIM_ANSWER),$(SIM_CU_ALL))))
+	@mkdir -p $(@D)
+	$(SIM_SO)
+
 $(BUILD)/sim/libnvidia-ml.so.1: $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
     $(SIM_DIR)/libnvml/libnvml.map
 	@mkdir -p $(@D)
@@ -102,4 +118,5 @@ $(BUILD)/test/sim-image-test: $(SIM_IMAGE_SRC) $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@ -ldl
 
-NATIVE += $(BUILD)/bin/qgpu-simgpu $(BUILD)/sim/libcuda.so.1 $(BUILD)/sim/libnvidia-ml.so.1
+NATIVE += $(BUILD)/bin/qgpu-simgpu $(BUILD)/sim/libcuda.so.1 $(BUILD)/sim/libnvidia-ml.so.1 \
+          $(BUILD)/test/sim-no-answer/libcuda.so.1

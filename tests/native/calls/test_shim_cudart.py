@@ -32,7 +32,7 @@ class Query(NamedTuple):
 def runtime() -> Path:
     """libcudart of the pip package."""
     found = sorted(
-        (s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu*/lib/libcudart.so.*")
+        (s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu13/lib/libcudart.so.*")
     )
     if not found:
         pytest.skip("the package nvidia-cuda-runtime is not installed")

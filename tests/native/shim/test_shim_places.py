@@ -38,7 +38,7 @@ def taken_for(*types: int) -> list[str]:
 def header_types() -> dict[str, int]:
     """Every value of CUmemLocationType in the installed headers, those of the newest."""
     headers = sorted(
-        (s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu*/include/cuda.h")
+        (s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu13/include/cuda.h")
     )
     if not headers:
         pytest.skip("the CUDA headers are not installed")

@@ -1,22 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Small calls that programs make besides the real ones, and the door to the driver's private
- * tables, which stays shut.
+ * Small calls that programs make besides the real ones.
  */
 #include "cu_context.h"
 #include "cu_stream.h"
 
 #include <string.h>
-
-/* The CUDA runtime asks here for tables whose contents NVIDIA does not publish. None is imitated.
- */
-CUresult CUDAAPI cuGetExportTable(const void **table, const CUuuid *id)
-{
-    if (!table || !id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *table = NULL;
-    return CUDA_ERROR_NOT_FOUND;
-}
 
 CUresult CUDAAPI cuProfilerStart(void)
 {
