@@ -338,7 +338,6 @@ def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
                 time.sleep(1.5)
                 return (tenant_stats(link, 1).busy_ns - used) / (time.monotonic_ns() - begin)
 
-            # A kernel of this tenant lasts until this process gets a processor.
             wait_for(lambda: 0 < share() < 0.27, "no more than its share")
 
 
