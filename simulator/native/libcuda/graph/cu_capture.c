@@ -80,6 +80,21 @@ CUresult cu_capture(CUstream stream, const struct sim_cmd *cmd)
     return status;
 }
 
+CUresult cu_capture_kernel(CUstream stream, const CUDA_KERNEL_NODE_PARAMS_v2 *params)
+{
+    struct cu_node *node, wanted = {0};
+    CU_TRY(cu_node_kernel(&wanted, params));
+    pthread_mutex_lock(&lock);
+    CUresult status = append(stream, CU_GRAPH_NODE_TYPE_KERNEL, &node);
+    if (status == CUDA_SUCCESS) {
+        node->cmd = wanted.cmd;
+        node->has_kernel = true;
+        node->as.kernel = wanted.as.kernel;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
 CUresult cu_capture_host(CUstream stream, CUhostFn fn, void *data)
 {
     struct cu_node *node;

@@ -9,6 +9,7 @@
 
 /* cu_capture.c */
 CUresult cu_capture(CUstream stream, const struct sim_cmd *cmd);
+CUresult cu_capture_kernel(CUstream stream, const CUDA_KERNEL_NODE_PARAMS_v2 *params);
 CUresult cu_capture_host(CUstream stream, CUhostFn fn, void *data);
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);

@@ -155,7 +155,7 @@ CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const 
     return keep(node, cu_node_kernel(node, params));
 }
 
-static CUDA_KERNEL_NODE_PARAMS_v2 newer(const CUDA_KERNEL_NODE_PARAMS_v1 *old)
+CUDA_KERNEL_NODE_PARAMS_v2 cu_kernel_params(const CUDA_KERNEL_NODE_PARAMS_v1 *old)
 {
     return (CUDA_KERNEL_NODE_PARAMS_v2){.func = old->func,
                                         .gridDimX = old->gridDimX,
@@ -174,37 +174,19 @@ CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUg
 {
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS_v2 converted = newer(params);
+    CUDA_KERNEL_NODE_PARAMS_v2 converted = cu_kernel_params(params);
     return cuGraphAddKernelNode_v2(out, graph, after, n, &converted);
 }
 
-static CUresult kernel_node(CUgraphNode handle, struct cu_node **node)
+CUresult cu_node_copy(struct cu_node *node, const CUDA_MEMCPY3D *copy)
 {
-    *node = (struct cu_node *)handle;
-    return cu_handle_ok(CU_NODE, *node) && (*node)->type == CU_GRAPH_NODE_TYPE_KERNEL
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode handle,
-                                               const CUDA_KERNEL_NODE_PARAMS_v2 *params)
-{
-    struct cu_node *node;
-    CU_TRY(cu_ready());
-    CU_TRY(kernel_node(handle, &node));
-    return cu_node_kernel(node, params);
-}
-
-CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode handle,
-                                               CUDA_KERNEL_NODE_PARAMS_v2 *params)
-{
-    struct cu_node *node;
-    CU_TRY(cu_ready());
-    CU_TRY(kernel_node(handle, &node));
-    if (!params || !node->has_kernel)
-        /* a captured launch keeps its cost alone */
-        return params ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-    *params = node->as.kernel;
+    struct sim_cmd cmd;
+    if (!copy)
+        return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(cu_copy3d_cmd(copy, &cmd));
+    node->cmd = cmd;
+    node->as.copy = *copy;
+    node->has_copy = true;
     return CUDA_SUCCESS;
 }
 
@@ -213,12 +195,23 @@ CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUg
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
-    if (!copy || (ctx && !cu_handle_ok(CU_CTX, ctx)))
+    if (ctx && !cu_handle_ok(CU_CTX, ctx))
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_MEMCPY, &node));
-    node->as.copy = *copy;
-    node->has_copy = true;
-    return keep(node, cu_copy3d_cmd(copy, &node->cmd));
+    return keep(node, cu_node_copy(node, copy));
+}
+
+CUresult cu_node_set(struct cu_node *node, const CUDA_MEMSET_NODE_PARAMS *set)
+{
+    size_t bytes;
+    if (!set || !cu_memory_known(set->dst) || !set->width || !set->height ||
+        (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4) ||
+        __builtin_mul_overflow(set->width * set->elementSize, set->height, &bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    node->as.set = *set;
+    node->has_set = true;
+    node->cmd = (struct sim_cmd){.op = SIM_OP_MEMSET, .a = bytes};
+    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
@@ -226,15 +219,10 @@ CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUg
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
-    if (!set || (ctx && !cu_handle_ok(CU_CTX, ctx)) || !cu_memory_known(set->dst) || !set->width ||
-        !set->height || (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4))
+    if (ctx && !cu_handle_ok(CU_CTX, ctx))
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_MEMSET, &node));
-    node->as.set = *set;
-    node->has_set = true;
-    node->cmd =
-        (struct sim_cmd){.op = SIM_OP_MEMSET, .a = set->width * set->height * set->elementSize};
-    return CUDA_SUCCESS;
+    return keep(node, cu_node_set(node, set));
 }
 
 CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
@@ -267,6 +255,7 @@ static CUresult copy_into(CUgraph to, CUgraph from)
         CU_TRY(cu_graph_add(to, NULL, 0, old->type, &node));
         struct cu_node fresh = *old;
         fresh.graph = to;
+        fresh.origin = old;
         fresh.index = i;
         fresh.deps = NULL;
         fresh.ndeps = 0;
@@ -420,73 +409,4 @@ CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *fro
 {
     (void)edges;
     return cuGraphAddDependencies(graph, from, to, n);
-}
-
-/* ---- queries ---- */
-
-CUresult CUDAAPI cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
-{
-    CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_GRAPH, graph) || !n)
-        return CUDA_ERROR_INVALID_VALUE;
-    size_t room = nodes ? *n : 0, mine = graph->count < room ? graph->count : room;
-    for (size_t i = 0; i < mine; i++)
-        nodes[i] = (CUgraphNode)graph->nodes[i];
-    size_t others = cu_graphmem_nodes(graph, nodes + mine, room - mine),
-           total = graph->count + others;
-    *n = nodes && total > room ? room : total;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
-{
-    size_t found = 0;
-    CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_GRAPH, graph) || !n)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < graph->count; i++)
-        if (!graph->nodes[i]->ndeps && found++ < *n && nodes)
-            nodes[found - 1] = (CUgraphNode)graph->nodes[i];
-    *n = nodes && found > *n ? *n : found;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType *type)
-{
-    const struct cu_node *node = (const struct cu_node *)handle;
-    CU_TRY(cu_ready());
-    if (!type)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!cu_handle_ok(CU_NODE, node))
-        return cu_graphmem_node_type(handle, type) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    *type = node->type;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode *deps, size_t *n)
-{
-    const struct cu_node *node = (const struct cu_node *)handle;
-    CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_NODE, node) || !n)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; deps && i < node->ndeps && i < *n; i++)
-        deps[i] = (CUgraphNode)node->deps[i];
-    *n = deps && node->ndeps > *n ? *n : node->ndeps;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *n)
-{
-    size_t found = 0;
-    CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_GRAPH, graph) || !n || !from != !to)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < graph->count; i++)
-        for (size_t k = 0; k < graph->nodes[i]->ndeps; k++, found++)
-            if (from && found < *n) {
-                from[found] = (CUgraphNode)graph->nodes[i]->deps[k];
-                to[found] = (CUgraphNode)graph->nodes[i];
-            }
-    *n = from && found > *n ? *n : found;
-    return CUDA_SUCCESS;
 }

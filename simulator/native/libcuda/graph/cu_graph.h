@@ -17,8 +17,9 @@ struct cu_node { /* CUgraphNode points to one */
     size_t index; /* in the graph */
     struct cu_node **deps;
     size_t ndeps;
-    struct sim_cmd cmd; /* op 0: takes no time on the card */
-    CUgraph child;      /* of a child node: a graph of its own */
+    struct sim_cmd cmd;           /* op 0: takes no time on the card */
+    CUgraph child;                /* of a child node: a graph of its own */
+    const struct cu_node *origin; /* what it is a copy of, in cuGraphClone() */
     CUhostFn fn;
     void *data;
     bool has_kernel, has_copy, has_set;
@@ -56,6 +57,9 @@ CUresult cu_graph_add(CUgraph graph, struct cu_node *const *deps, size_t ndeps,
                       CUgraphNodeType type, struct cu_node **out);
 CUresult cu_graph_new(CUgraph *out);
 void cu_graph_free(CUgraph graph);
+CUresult cu_node_copy(struct cu_node *node, const CUDA_MEMCPY3D *copy);
+CUresult cu_node_set(struct cu_node *node, const CUDA_MEMSET_NODE_PARAMS *set);
+CUDA_KERNEL_NODE_PARAMS_v2 cu_kernel_params(const CUDA_KERNEL_NODE_PARAMS_v1 *old);
 CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *params);
 
 #endif

@@ -385,20 +385,81 @@ CU_BOTH(cuGraphUpload, cuGraphUpload_ptsz, upload_graph, (CUgraphExec exec, CUst
 
 /* ---- changes ---- */
 
-CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
-                                                   const CUDA_KERNEL_NODE_PARAMS_v2 *params)
+static CUresult kernel(struct cu_node *node, const void *params)
+{
+    return cu_node_kernel(node, params);
+}
+
+static CUresult copy(struct cu_node *node, const void *params)
+{
+    return cu_node_copy(node, params);
+}
+
+static CUresult set(struct cu_node *node, const void *params)
+{
+    return cu_node_set(node, params);
+}
+
+static CUresult host(struct cu_node *node, const void *params)
+{
+    const CUDA_HOST_NODE_PARAMS *wanted = params;
+    if (!wanted || !wanted->fn)
+        return CUDA_ERROR_INVALID_VALUE;
+    node->fn = wanted->fn;
+    node->data = wanted->userData;
+    return CUDA_SUCCESS;
+}
+
+/* The executable graph's own node changes; the graph that it was made of does not. */
+static CUresult change(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type,
+                       CUresult (*with)(struct cu_node *, const void *), const void *params)
 {
     CUresult status = CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_EXEC, exec))
+    if (!cu_handle_ok(CU_EXEC, exec) || !node)
         return status;
     pthread_mutex_lock(&exec->lock);
     for (size_t i = 0; i < exec->count; i++)
-        if ((CUgraphNode)exec->items[i].origin == node &&
-            exec->items[i].node.type == CU_GRAPH_NODE_TYPE_KERNEL)
-            status = cu_node_kernel(&exec->items[i].node, params);
+        if ((CUgraphNode)exec->items[i].origin == node && exec->items[i].node.type == type)
+            status = with(&exec->items[i].node, params);
     pthread_mutex_unlock(&exec->lock);
     return status;
+}
+
+CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_KERNEL_NODE_PARAMS_v2 *params)
+{
+    return change(exec, node, CU_GRAPH_NODE_TYPE_KERNEL, kernel, params);
+}
+
+CUresult CUDAAPI cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                const CUDA_KERNEL_NODE_PARAMS_v1 *params)
+{
+    if (!params)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUDA_KERNEL_NODE_PARAMS_v2 converted = cu_kernel_params(params);
+    return cuGraphExecKernelNodeSetParams_v2(exec, node, &converted);
+}
+
+CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                const CUDA_MEMCPY3D *params, CUcontext ctx)
+{
+    (void)ctx;
+    return change(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, copy, params);
+}
+
+CUresult CUDAAPI cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                const CUDA_MEMSET_NODE_PARAMS *params,
+                                                CUcontext ctx)
+{
+    (void)ctx;
+    return change(exec, node, CU_GRAPH_NODE_TYPE_MEMSET, set, params);
+}
+
+CUresult CUDAAPI cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                              const CUDA_HOST_NODE_PARAMS *params)
+{
+    return change(exec, node, CU_GRAPH_NODE_TYPE_HOST, host, params);
 }
 
 static bool same_shape(const struct CUgraphExec_st *a, const struct CUgraphExec_st *b)

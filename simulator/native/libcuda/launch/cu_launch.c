@@ -81,6 +81,13 @@ static CUresult launch_kernel(CUfunction f, unsigned gx, unsigned gy, unsigned g
                               unsigned by, unsigned bz, unsigned shared, CUstream stream,
                               void **params, void **extra, bool pt)
 {
+    CUstream checked;
+    CU_TRY(cu_stream_get(stream, pt, &checked));
+    if (checked->capture) {
+        CUDA_KERNEL_NODE_PARAMS_v2 params_of = {f,  gx,     gy,     gz,    bx,   by,
+                                                bz, shared, params, extra, NULL, NULL};
+        return cu_capture_kernel(checked, &params_of);
+    }
     return launch(f, (uint64_t)gx * gy * gz, (uint64_t)bx * by * bz, shared, stream, params, extra,
                   pt);
 }
