@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Contents of memory. They live in a shadow, in chunks that are made when a copy or a fill needs
- * them. A large allocation that is only filled costs a bitmap. Contents move at the call, in program
- * order; only the time of copies is the model's.
+ * them. A large allocation that is only filled costs a bitmap. Contents move at the call, in
+ * program order; only the time of copies is the model's.
  */
 #include "cu_alloc.h"
 

@@ -4,7 +4,7 @@
  * out pieces of them. What is freed stays with the pool and can be handed out again at once; whole
  * chunks go back to the card when the program waits for work while the pool holds more than its
  * threshold, and by cuMemPoolTrimTo. Order between streams needs no care: contents move at the call
- * (cu_memory.c). Pools of the host (one NUMA node) do the same without a card.
+ * (cu_contents.c). Pools of the host (one NUMA node) do the same without a card.
  */
 #include "cu_alloc.h"
 #include "cu_context.h"
