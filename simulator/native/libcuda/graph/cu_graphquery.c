@@ -228,24 +228,30 @@ static void plain(CUgraphEdgeData *edges, const size_t *n)
 CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *deps,
                                                CUgraphEdgeData *edges, size_t *n)
 {
+    if (edges && !deps)
+        return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cuGraphNodeGetDependencies(node, deps, n));
-    plain(deps ? edges : NULL, n);
+    plain(edges, n);
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *out,
                                                  CUgraphEdgeData *edges, size_t *n)
 {
+    if (edges && !out)
+        return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cuGraphNodeGetDependentNodes(node, out, n));
-    plain(out ? edges : NULL, n);
+    plain(edges, n);
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to,
                                     CUgraphEdgeData *edges, size_t *n)
 {
+    if (edges && !from)
+        return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cuGraphGetEdges(graph, from, to, n));
-    plain(from ? edges : NULL, n);
+    plain(edges, n);
     return CUDA_SUCCESS;
 }
 
