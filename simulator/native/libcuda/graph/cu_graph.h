@@ -62,4 +62,7 @@ CUresult cu_node_set(struct cu_node *node, const CUDA_MEMSET_NODE_PARAMS *set);
 CUDA_KERNEL_NODE_PARAMS_v2 cu_kernel_params(const CUDA_KERNEL_NODE_PARAMS_v1 *old);
 CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *params);
 
+/* cu_graphcontents.c */
+CUresult cu_node_contents(const struct cu_node *node);
+
 #endif

@@ -263,38 +263,6 @@ CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
 
 /* ---- launch ---- */
 
-/* Memory that was freed since the capture, and perhaps allocated again, has undefined contents. */
-static CUresult moved(CUresult status)
-{
-    return status == CUDA_ERROR_OUT_OF_MEMORY ? status : CUDA_SUCCESS;
-}
-
-static CUresult captured_copy(const struct sim_cmd *cmd)
-{
-    bool there = (cmd->op == SIM_OP_DTOH || cu_memory_known(cmd->b)) &&
-                 (cmd->op == SIM_OP_HTOD || cu_memory_known(cmd->c));
-    return there ? moved(cu_memory_copy(cmd->b, cmd->c, cmd->a)) : CUDA_SUCCESS;
-}
-
-/* Contents of memory move at the launch. */
-static CUresult node_contents(const struct cu_node *node)
-{
-    const struct sim_cmd *cmd = &node->cmd;
-    if (node->has_copy)
-        return cu_copy3d_contents(&node->as.copy);
-    if (node->has_set)
-        return cu_fill2d_contents(node->as.set.dst, node->as.set.pitch, node->as.set.value,
-                                  node->as.set.elementSize, node->as.set.width,
-                                  node->as.set.height);
-    /* captured: destination and source */
-    if (cmd->op >= SIM_OP_HTOD && cmd->op <= SIM_OP_DTOD && cmd->b)
-        return captured_copy(cmd);
-    if (cmd->op == SIM_OP_MEMSET && cmd->b) /* captured: destination, and value with width */
-        return moved(cu_memory_fill(cmd->b, (uint32_t)cmd->c, (unsigned)(cmd->c >> 32),
-                                    cmd->a / (cmd->c >> 32)));
-    return CUDA_SUCCESS;
-}
-
 static CUresult wait_for(CUstream stream, CUstream other, uint64_t seq)
 {
     struct sim_cmd cmd = {.op = SIM_OP_WAIT, .a = other->ctx->id, .b = other->slot, .c = seq};
@@ -320,7 +288,7 @@ static CUresult run_item(CUgraphExec exec, struct item *item, bool first)
         const struct item *dep = &exec->items[item->deps[k]];
         CU_TRY(wait_for(stream, exec->streams[dep->branch], dep->seq));
     }
-    CU_TRY(node_contents(&item->node));
+    CU_TRY(cu_node_contents(&item->node));
     if (!first)
         cmd.flags |= SIM_CMD_NODE;
     if (cmd.op)
