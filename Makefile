@@ -111,7 +111,7 @@ test-matrix: native
 # are made once, outside the checkout (tools/frameworks.sh).
 test-frameworks: native
 	@tools/frameworks.sh
-	@$(PYTEST) -m frameworks tests/frameworks
+	@$(PYTEST) -m frameworks tests/frameworks tests/slurm/node/test_torch_job.py
 
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and
 # a stock Slurm.

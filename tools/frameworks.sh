@@ -8,6 +8,9 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 lists=$here/tests/frameworks/requirements
 place=${QGPU_FRAMEWORKS:-/var/cache/qgpu/frameworks}
+# Not one that lies in a home directory: jobs of other users run it, too.
+python=/usr/bin/python3
+[ -x "$python" ] || python=python3
 only_list=
 if [ "${1:-}" = --list ]; then
     only_list=1
@@ -20,7 +23,7 @@ make_one() {
     local name=$1 log=$place/$1.log
     echo "frameworks: installing $name into $place/$name"
     rm -rf "${place:?}/$name"
-    python3 -m venv "$place/$name"
+    "$python" -m venv "$place/$name"
     if ! "$place/$name/bin/pip" install -q --disable-pip-version-check \
         -r "$lists/$name.txt" >"$log" 2>&1; then
         echo "frameworks: $name could not be installed; the whole output is in $log" >&2

@@ -210,11 +210,10 @@ for name in open(sys.argv[1]).read().split():
 
 
 def test_a_job_finds_the_names_of_the_nodes_driver(live: Live, place: Path, injection: str) -> None:
-    """The simulated driver lacks many that the shim knows; whoever asks dlsym sees what it has."""
+    """All that the shim knows; test_run_endtoend.py has a driver that lacks some."""
     shim, driver = (build_dir() / part / "libcuda.so.1" for part in ("shim", "sim"))
     names = {name for name in exported(shim.read_bytes()) if name.startswith("cu")}
-    there = exported(driver.read_bytes())
-    assert len(names - there) > 100
+    assert len(names) > 600 and names <= exported(driver.read_bytes())
     (place / "names").write_text("\n".join(sorted(names)))
     (place / "names.py").write_text(NAMES)
     (text,) = live.finish(
@@ -223,7 +222,7 @@ def test_a_job_finds_the_names_of_the_nodes_driver(live: Live, place: Path, inje
     found = {
         line.split()[1]: line.split()[2:] for line in text.splitlines() if line.startswith("name ")
     }
-    assert found == {name: [str(name in there)] * 2 for name in names}
+    assert found == {name: ["True"] * 2 for name in names}
 
 
 def test_other_jobs_see_the_real_driver(live: Live, place: Path, injection: str) -> None:
