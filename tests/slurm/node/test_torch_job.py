@@ -14,6 +14,7 @@ pytestmark = pytest.mark.frameworks
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = Path(os.environ.get("QGPU_FRAMEWORKS", "/var/cache/qgpu/frameworks"))
 PYTHON = PLACE / "torch-cuda13/bin/python"
+CONTEXT_MIB = 512  # at most, of each process
 STEPS = ROOT / "tests/frameworks/programs/torch_steps.py"
 
 
@@ -68,3 +69,12 @@ def test_training_stands_still_while_an_online_job_infers(live: Live) -> None:
     (below,), (above,) = found[offline]["grants"], found[online]["grants"]
     assert below["card"] == above["card"] and below["suspended_s"] > 0
     assert above["suspended_s"] == 0
+
+
+def test_memory_of_another_process_is_paid_once(live: Live) -> None:
+    """torch.multiprocessing: a tensor of 1 GiB that a second process maps."""
+    job = live.submit(script("share 1024"), "--gres=qgpu:30,qgpu_mem:4G", "-w", live.nodes[0])
+    (text,) = live.finish(job, seconds=180)
+    (share,) = told(text)
+    assert (share["there"], share["status"]) == (1024, 0), text
+    assert share["free"] >= 4096 - 1024 - 2 * CONTEXT_MIB
