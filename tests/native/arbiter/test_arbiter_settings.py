@@ -288,7 +288,7 @@ def test_settings_change_under_load(tmp_path: Path) -> None:
             link.card(settings(slice_us=2000, window_us=5555, lease_ms=3000))
             changes = first.gate.changes
             wait_for(lambda: first.gate.changes > changes + 40, "turns are short now", 0.9)
-            assert first.gate.window_us == 5555
+            wait_for(lambda: first.gate.window_us == 5555, "the window is the new one")
             for policy in ("best-effort", "fixed-share", "burst-share") * 3:
                 for slice_us in (500, 5000):
                     link.card(settings(policy_offline=policy, slice_us=slice_us, lease_ms=2000))
