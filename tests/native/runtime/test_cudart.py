@@ -77,5 +77,6 @@ def test_debug_names_what_is_not_served(rig: Rig, library: Path) -> None:
     program = cudart(rig, library, None, QGPU_SIM_DEBUG="1")
     assert program.ask("calls")["failed"] == []
     lines = program.end().splitlines()
-    assert all(line.startswith("qgpu-sim: export table ") for line in lines)
-    assert len(lines) == (1 if library.suffix == ".13" else 0), "and nothing else"
+    # One table that the runtime of CUDA 12.9 and later asks for, and does without.
+    assert set(lines) <= {"qgpu-sim: export table f8cff95121468b4eb9e2fb469e7c0dd9 is not known"}
+    assert lines or library.suffix == ".12"
