@@ -25,7 +25,9 @@ TIMEOUT_S = 1.0  # seconds: the arbiter answers within microseconds, so a slower
 
 
 def _use(process: link.ProcessStats) -> ProcessUse:
-    return ProcessUse(process.job_id, process.uuid, process.pid, process.mem_used)
+    return ProcessUse(
+        process.job_id, process.uuid, process.pid, process.mem_used, process.mem_pending
+    )
 
 
 def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSettings:

@@ -51,12 +51,16 @@ class Tenant(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """One process of a tenant, and the bytes that it holds (or held) by the allocation table."""
+    """One process of a tenant, and the bytes that it holds (or held) by the allocation table.
+
+    `mem_pending` is bytes of calls of the driver that have not returned.
+    """
 
     job_id: int
     uuid: str
     pid: int
     mem_used: int
+    mem_pending: int = 0
 
 
 class Arbiter(Protocol):

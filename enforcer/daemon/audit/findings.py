@@ -186,7 +186,7 @@ def audit(
     return AuditResult(frozenset(findings), memory, overhead, complete, members)
 
 
-Held = dict[tuple[int, str], dict[int, int]]  # (job, card) -> pid -> bytes
+Held = dict[tuple[int, str], dict[int, ProcessUse]]  # (job, card) -> pid -> its bytes
 
 
 def _held(listed: Iterable[ProcessUse] | None) -> Held | None:
@@ -194,7 +194,7 @@ def _held(listed: Iterable[ProcessUse] | None) -> Held | None:
         return None
     held: Held = {}
     for use in listed:
-        held.setdefault((use.job_id, use.uuid), {})[use.pid] = use.mem_used
+        held.setdefault((use.job_id, use.uuid), {})[use.pid] = use
     return held
 
 
@@ -215,14 +215,17 @@ def _overhead(
     """Bytes of a tenant that the driver counts and no shim does; None if not known at present.
 
     A process that allocates during the audit would be charged twice. So a sample counts only if the
-    arbiter listed the same bytes before and after it. A process without the shim counts in full.
+    arbiter listed the same bytes before and after it. What a call that has not returned asks for
+    may be on the card already, and is counted as pending. A process without the shim counts in
+    full.
     """
     if before is None or after is None:
         return None
-    held = after.get(key, {})
-    if before.get(key, {}) != held:
+    first, last = before.get(key, {}), after.get(key, {})
+    if {p: use.mem_used for p, use in first.items()} != {p: u.mem_used for p, u in last.items()}:
         return None
-    return sum(max(0, p.mem_used - held.get(p.pid, 0)) for p in found if p.mem_used is not None)
+    own = {p: u.mem_used + max(u.mem_pending, first[p].mem_pending) for p, u in last.items()}
+    return sum(max(0, p.mem_used - own.get(p.pid, 0)) for p in found if p.mem_used is not None)
 
 
 def full_tenants(registered: Iterable[ProcessUse]) -> set[tuple[int, str]]:

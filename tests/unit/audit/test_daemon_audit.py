@@ -105,6 +105,15 @@ def test_moment_in_which_a_process_allocates_is_no_overhead():
     assert found.overhead == {}
 
 
+@pytest.mark.parametrize("pending", [(10, 10), (10, 0), (0, 10)])
+def test_an_allocation_under_way_is_no_overhead(pending: tuple[int, int]) -> None:
+    """The driver lists 10 GiB of a call that has not returned, beside 2 GiB and a context."""
+    lists = [[ProcessUse(9, U, 50, 2 * GIB, size * GIB)] for size in pending]
+    seen = {U: CardUsage((GpuProcess(50, 12 * GIB + 300 * MIB),), 13 * GIB)}
+    found = audit(seen, [grant()], Registered(*lists), {50: 9}.get, 0)
+    assert found.overhead == {(9, U): 300 * MIB}
+
+
 def test_dead_process_is_neither_a_finding_nor_overhead():
     found = look([(50, GIB), (51, GIB)], [(50, GIB)], dead=[51])
     assert kinds(found) == [] and found.overhead == {(9, U): 0}
