@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +84,9 @@ def test_a_graph_pays_one_launch(tmp_path: Path) -> None:
         )
         sim.stop()
         pieces = sim.intervals()
-    assert len(pieces) == 50 and pieces[-1].t_end - pieces[0].t_start == 50_000
+    # A program that stalls between two nodes submits the second one after the first has ended.
+    queued = [(a, b) for a, b in itertools.pairwise(pieces) if b.t_submit <= a.t_end]
+    assert len(pieces) == 50 and queued and all(b.t_start == a.t_end for a, b in queued)
     assert pieces[0].t_start - pieces[0].t_submit >= 6_000
 
 
