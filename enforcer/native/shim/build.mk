@@ -47,6 +47,7 @@ $(BUILD)/shim/libcuda.so.1 $(BUILD)/test/shim-nohw/libcuda.so.1:
 	  -Wl,-z,nodelete -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $^ $(QG_OLD_LIBS)
 
 SHIM_PROBE := $(wildcard tests/native/programs/probe/probe*.c)
+SHIM_PROBE_H := $(addprefix tests/native/programs/,probe/probe.h leave.h) bench/native/stub.h
 
 # Twins for tests: the shim under the sanitizers, with a probe of the same kind.
 # $(1) name, $(2) flags for compiling and linking.
@@ -65,8 +66,7 @@ $(BUILD)/test/shim-$(1)/libcuda.so.1: $$(SHIM_$(1)_O) $(SHIM_OBJ)/symbols.o $(SH
 	@mkdir -p $$(@D)
 	$$(CC) -shared $(2) -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_GEN)/exports.map \
 	  -Wl,-z,nodelete -Wl,-Bsymbolic $$(QG_LDFLAGS) -o $$@ $$^ -lpthread -ldl
-$(BUILD)/test/shim-$(1)/shim-probe: $(SHIM_PROBE) tests/native/programs/probe/probe.h \
-    bench/native/stub.h
+$(BUILD)/test/shim-$(1)/shim-probe: $(SHIM_PROBE) $(SHIM_PROBE_H)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(QG_CFLAGS) $(2) -Ibench/native -I$$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
 	  -o $$@ $(SHIM_PROBE) -ldl -lpthread
@@ -87,7 +87,7 @@ $(BUILD)/test/early.so: tests/native/programs/early.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -shared -o $@ $< -ldl
 
-$(BUILD)/test/shim-probe: $(SHIM_PROBE) tests/native/programs/probe/probe.h bench/native/stub.h
+$(BUILD)/test/shim-probe: $(SHIM_PROBE) $(SHIM_PROBE_H)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -Ibench/native -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
 	  -o $@ $(SHIM_PROBE) -ldl -lpthread
@@ -132,7 +132,7 @@ $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim
 SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant mem_threads
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
 $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/programs/memory/%.c \
-    tests/native/programs/memory/step.h tests/native/programs/must.h
+    tests/native/programs/memory/step.h $(addprefix tests/native/programs/,must.h leave.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 

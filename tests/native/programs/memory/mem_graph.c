@@ -4,10 +4,8 @@
  * gate` launches them at a gate that the test closes.
  */
 #include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <sys/time.h>
 
+#include "../leave.h"
 #include "step.h"
 
 static CUDA_MEM_ALLOC_NODE_PARAMS node_of(size_t bytes)
@@ -185,14 +183,6 @@ static void nested(int depth)
 
 /* ---- at a closed gate ---- */
 
-static sigjmp_buf out;
-
-static void jump(int signal)
-{
-    (void)signal;
-    siglongjmp(out, 1);
-}
-
 static void *launches(void *exec)
 {
     MUST(CALL(cuCtxSetCurrent)(context));
@@ -236,15 +226,13 @@ static void at_the_gate(void)
 {
     CUgraphExec exec;
     CUgraph graph = graph_of(100 * MIB);
-    struct itimerval soon = {.it_value = {.tv_usec = 50000}};
     MUST(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
     beside(launches, exec);
     beside(uploads, exec);
     beside(instantiates, graph);
-    signal(SIGALRM, jump);
     step("closed");
-    if (!sigsetjmp(out, 1)) {
-        setitimer(ITIMER_REAL, &soon, NULL);
+    if (!sigsetjmp(leave_to, 1)) {
+        leave_after_ms(50);
         MUST(CALL(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS);
     }
     step("jumped");

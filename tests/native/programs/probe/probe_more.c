@@ -5,16 +5,14 @@
  * wait.
  */
 #include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../leave.h"
 #include "probe.h"
 #include "stub.h"
 
@@ -54,24 +52,14 @@ static int invoke(char **w)
     return call(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]);
 }
 
-static sigjmp_buf back;
-
-static void jump(int number)
-{
-    (void)number;
-    siglongjmp(back, 1);
-}
-
 /* A program that gives a call some milliseconds and leaves it by siglongjmp. 1: it was left. */
 static int launch_with_timeout(long stream, long function, long ms)
 {
-    struct itimerval after = {{0, 0}, {ms / 1000, ms % 1000 * 1000}}, never = {{0, 0}, {0, 0}};
-    signal(SIGALRM, jump);
-    if (sigsetjmp(back, 1))
+    if (sigsetjmp(leave_to, 1))
         return 1;
-    setitimer(ITIMER_REAL, &after, NULL);
+    leave_after_ms(ms);
     int result = launch_on(streams[stream], function, 1);
-    setitimer(ITIMER_REAL, &never, NULL);
+    leave_never();
     return result ? -result : 0;
 }
 
