@@ -108,9 +108,9 @@ def test_a_job_with_the_node_for_itself_has_its_cards(live: Live, gres: tuple[st
 def test_variables_of_job_step_and_task(live: Live) -> None:
     steps = (
         VARIABLES,
-        f'srun bash -c "{VARIABLES}"',
-        f'srun --gres=qgpu:10 bash -c "{VARIABLES}"',
-        f'QGPU_ON_NODE=99 SLURM_SHARDS_ON_NODE=7 srun --gres=none bash -c "{VARIABLES}"',
+        f'srun -Q bash -c "{VARIABLES}"',
+        f'srun -Q --gres=qgpu:10 bash -c "{VARIABLES}"',
+        f'QGPU_ON_NODE=99 SLURM_SHARDS_ON_NODE=7 srun -Q --gres=none bash -c "{VARIABLES}"',
     )
     job = live.submit("\n".join(steps), "--qos=online", "--gres=qgpu:30,qgpu_mem:24G")
     [text] = live.finish(job)

@@ -99,7 +99,7 @@ WHICH = (
 
 
 def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(several: Live) -> None:
-    script = f'echo "env $SLURM_TRES_PER_TASK"; srun python3 -c "{WHICH}"; sleep 600'
+    script = f'echo "env $SLURM_TRES_PER_TASK"; srun -Q python3 -c "{WHICH}"; sleep 600'
     words = ("-N1", "-n2", "--qos=online", "--tres-per-task=gres/qgpu:30,gres/qgpu_mem:4G")
     job = several.submit(script, *words)
     several.until(lambda: several.output(job).count("card") == 2, 20, "its step")
