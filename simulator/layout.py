@@ -17,6 +17,7 @@ TRACE = "trace.bin"
 CONTROL = "control"
 ENV_DIR = "QGPU_SIM_DIR"
 ENV_DEBUG = "QGPU_SIM_DEBUG"
+ENV_EXPORTS = "QGPU_SIM_EXPORTS"
 DEFAULT_DIR = "/var/lib/qgpu-sim"
 MAX_CARDS = 16
 MIG_MOST = 7

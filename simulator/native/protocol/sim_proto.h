@@ -20,6 +20,8 @@
 #define SIM_CONTROL   "control" /* st_dev and st_ino of the control device, or "none" */
 #define SIM_ENV_DIR   "QGPU_SIM_DIR"
 #define SIM_ENV_DEBUG "QGPU_SIM_DEBUG"
+/* "device": exported memory looks as that of NVIDIA's driver, libcuda/memory/cu_export.c */
+#define SIM_ENV_EXPORTS "QGPU_SIM_EXPORTS"
 /* of an installed simulator: a driver needs no environment */
 #define SIM_DEFAULT_DIR "/var/lib/qgpu-sim"
 #define SIM_MAX_CARDS   16u

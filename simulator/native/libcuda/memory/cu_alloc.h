@@ -32,7 +32,7 @@ struct cu_alloc {
     uint8_t *shadow;   /* NULL until needed */
     uint8_t *made;     /* one bit per chunk that has contents of its own */
     uint32_t fill;     /* contents of the others, a 32-bit pattern */
-    unsigned flags;    /* VIRTUAL: ordinal of the device */
+    unsigned flags;    /* VIRTUAL, BORROWED: ordinal of the device */
     uint64_t range;    /* VIRTUAL: number of its reservation */
 };
 
@@ -49,8 +49,9 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
 /* Of an entry that was taken out. */
 void cu_alloc_release(struct cu_alloc *alloc);
 
-/* Address space for memory with another owner: an import, memory of a graph. */
-CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx);
+/* Address space for memory with another owner: an import, memory of a graph. It ends with the
+ * context, which need not be of the memory's device. */
+CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device);
 
 /* The context that keeps a device's memory on the device side: the primary one, or the current one.
  */
@@ -76,6 +77,11 @@ struct cu_export {
 #define CU_EXPORT_OF_HOST  UINT32_MAX /* as index: memory of the host's NUMA node, device -1 */
 #define CU_EXPORT_PHYSICAL 0x58455051u
 #define CU_EXPORT_POOL     0x58455052u
+/* cu_export.c: the descriptor that an exporter is given, and that of the contents behind one, which
+ * is the caller's; -1: there is none. Behind a device it is there while the maker has the memory.
+ */
+int cu_export_open(int contents);
+int cu_export_contents(int fd);
 bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *device);
 
 /* Address space; NULL if there is none. */

@@ -151,9 +151,10 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUconte
     return CUDA_SUCCESS;
 }
 
-CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx)
+CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device)
 {
-    struct cu_alloc alloc = {.size = bytes, .ctx = ctx, .kind = DEVICE, .owner = BORROWED};
+    struct cu_alloc alloc = {
+        .size = bytes, .ctx = ctx, .kind = DEVICE, .owner = BORROWED, .flags = (unsigned)device};
     void *base = cu_alloc_reserve(bytes, PROT_NONE);
     alloc.base = (CUdeviceptr)base;
     if (!base || cu_alloc_insert(&alloc) != CUDA_SUCCESS) {

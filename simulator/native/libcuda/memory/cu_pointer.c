@@ -40,7 +40,7 @@ static size_t size_of(CUpointer_attribute what)
 
 static int device_of(const struct cu_alloc *alloc)
 {
-    if (alloc->kind == VIRTUAL)
+    if (alloc->kind == VIRTUAL || alloc->owner == BORROWED)
         return (int)alloc->flags;
     return cu_handle_ok(CU_CTX, alloc->ctx) ? (int)(alloc->ctx->device - cu.devices) : 0;
 }

@@ -68,12 +68,14 @@ static CUresult ticket_for(CUdeviceptr ptr, uint32_t magic, struct ticket *out)
 static CUresult open_ticket(CUdeviceptr *out, const struct ticket *ticket)
 {
     CUcontext ctx;
+    CUdevice device;
     CU_TRY(cu_current(&ctx));
     if (ticket->pid == getpid())
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (ctx->device->info.index != ticket->index || (kill(ticket->pid, 0) != 0 && errno == ESRCH))
+    if (device_of_card(ticket->index, &device) != CUDA_SUCCESS ||
+        (kill(ticket->pid, 0) != 0 && errno == ESRCH))
         return CUDA_ERROR_INVALID_VALUE;
-    return cu_alloc_borrow(out, ticket->size, ctx);
+    return cu_alloc_borrow(out, ticket->size, ctx, device);
 }
 
 CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr ptr)
@@ -216,7 +218,8 @@ CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMem
     if (!out || !memory || memory->self != memory || !desc || desc->offset > memory->size ||
         !desc->size || desc->size > memory->size - desc->offset)
         return CUDA_ERROR_INVALID_VALUE;
-    return cu_alloc_borrow(out, desc->size, memory->ctx);
+    return cu_alloc_borrow(out, desc->size, memory->ctx,
+                           (CUdevice)(memory->ctx->device - cu.devices));
 }
 
 CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory memory)

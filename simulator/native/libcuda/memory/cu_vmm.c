@@ -9,7 +9,6 @@
 #include "cu_stream.h"
 #include "cu_vmm.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -213,7 +212,7 @@ CUresult CUDAAPI cuMemExportToShareableHandle(void *out, CUmemGenericAllocationH
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&cu_vmm_lock);
     const struct cu_physical *physical = cu_vmm_find(handle);
-    int file = physical && physical->file >= 0 ? fcntl(physical->file, F_DUPFD_CLOEXEC, 0) : -1;
+    int file = physical && physical->file >= 0 ? cu_export_open(physical->file) : -1;
     pthread_mutex_unlock(&cu_vmm_lock);
     if (file >= 0)
         *(int *)out = file;
@@ -227,17 +226,16 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
 {
     struct cu_export about;
     CUdevice device;
-    int file = (int)(intptr_t)from;
     CU_TRY(cu_ready());
-    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-        !cu_export_read(file, CU_EXPORT_PHYSICAL, &about, &device))
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
-    int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
-    struct cu_physical *made = own >= 0 ? new_physical(about.size, own) : NULL;
+    int own = cu_export_contents((int)(intptr_t)from);
+    bool known = own >= 0 && cu_export_read(own, CU_EXPORT_PHYSICAL, &about, &device);
+    struct cu_physical *made = known ? new_physical(about.size, own) : NULL;
     if (!made) {
         if (own >= 0)
             close(own);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return known ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     }
     made->borrowed = true;
     made->prop =
