@@ -107,7 +107,8 @@ $(BUILD)/test/shim-place-unit: tests/native/programs/units/place_unit.c $(SHIM_D
 	  -I$(CUDA_INC) -o $@ $<
 
 SHIM_RACE := tests/native/programs/race.c $(addprefix $(SHIM_DIR)/,memory/memory.c \
-             memory/allocation_table.c memory/ipc.c process/job_sum.c base/allocation_hash.c)
+             memory/allocation_table.c memory/ipc.c memory/open_files.c process/job_sum.c \
+             base/allocation_hash.c)
 $(BUILD)/test/shim-race: $(SHIM_RACE) $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
@@ -129,7 +130,8 @@ $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim
 
 # One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each
 # of its steps.
-SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant mem_threads
+SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant mem_threads \
+              mem_open_file
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
 $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/programs/memory/%.c \
     tests/native/programs/memory/step.h $(addprefix tests/native/programs/,must.h leave.h)

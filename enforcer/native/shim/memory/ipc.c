@@ -12,8 +12,10 @@
 
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "memory/allocation_table.h"
+#include "memory/open_files.h"
 
 /* Rows of the list: as many as fit into the padding of the job page. */
 #define ROWS 100u
@@ -44,11 +46,12 @@ static struct local {
     struct qg_card *card;
     uint32_t opens; /* of a user */
     int role;
+    bool watched; /* it was exported by descriptors that open_files.c watches */
 } locals[LOCALS];
 static unsigned nlocals; /* atomic: entries in use, so that the common case costs one load */
 
 /* Descriptors that the program was given for memory of ours, which lives as long as one of them is
- * open. */
+ * open; those that cannot be watched. */
 static struct sent {
     uint16_t place; /* of the memory; 0: free */
     int fd;
@@ -61,6 +64,7 @@ void qg_shares_after_fork(void)
     memset(locals, 0, sizeof(locals));
     memset(sent, 0, sizeof(sent));
     nlocals = 0;
+    qg_open_files_after_fork();
 }
 
 uint64_t qg_share_name(const void *bytes, unsigned long size)
@@ -185,8 +189,8 @@ uint16_t qg_share_publish(struct qg_card *card, uint16_t place, uint64_t name, u
 
 /* ---- descriptors ---- */
 
-/* All files of a driver's character device have the same identity. The number may belong to another
- * one by now, so the memory stays charged. */
+/* All files of a driver's character device have the same identity. The number of one that is not
+ * watched may belong to another by now, so the memory stays charged. */
 static bool still_open(const struct sent *one)
 {
     struct stat st;
@@ -195,7 +199,8 @@ static bool still_open(const struct sent *one)
 
 static bool has_open(uint16_t place)
 {
-    bool open = false;
+    const struct local *local = &locals[place - 1];
+    bool open = local->watched && qg_open_file_is_open(local->name);
     for (unsigned i = 0; i < SENT; i++) {
         if (sent[i].place != place)
             continue;
@@ -207,11 +212,25 @@ static bool has_open(uint16_t place)
     return open;
 }
 
+/* The first export by such a descriptor names the memory, if nothing did before. */
+static bool watch(struct local *local, uint16_t place, int fd)
+{
+    struct qg_pages *pages = qg_pages_of(local->card);
+    if (!pages || !qg_open_file_is_device(fd))
+        return false;
+    uint64_t name = local->name ? local->name : qg_open_file_name(pid_in(pages, pages->slot));
+    if (!name || !qg_open_file_watch(fd, name))
+        return false;
+    local->watched = true;
+    qg_share_publish(local->card, place, name, local->size);
+    return true;
+}
+
 void qg_share_sent(uint16_t place, int fd)
 {
     struct sent *unused = NULL;
     struct stat st;
-    if (!place || fstat(fd, &st) != 0)
+    if (!place || fstat(fd, &st) != 0 || watch(&locals[place - 1], place, fd))
         return;
     for (unsigned i = 0; i < SENT; i++) {
         /* it was closed, or the number would not be given again */
@@ -228,6 +247,32 @@ void qg_share_sent(uint16_t place, int fd)
 }
 
 /* ---- users ---- */
+
+/* The process that named the row so. A row before it that names the same one was asked already. */
+static uint32_t namer(const struct qg_pages *pages, unsigned at)
+{
+    const struct row *rows = TABLE(pages);
+    uint32_t pid = __atomic_load_n(&rows[at].pid, __ATOMIC_ACQUIRE);
+    if (!owner_lives(pages, &rows[at]) || !qg_open_file_of(rows[at].name, pid))
+        return 0;
+    for (unsigned i = 0; i < at; i++)
+        if (qg_open_file_of(rows[i].name, pid) && owner_lives(pages, &rows[i]))
+            return 0;
+    return pid;
+}
+
+uint64_t qg_share_name_of_file(struct qg_card *card, int fd)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    uint64_t name = 0;
+    /* in a PID namespace of its own it would look at other processes */
+    if (!pages || pid_in(pages, pages->slot) != (uint32_t)getpid() || !qg_open_file_is_device(fd))
+        return 0;
+    for (unsigned i = 0; i < ROWS && !name; i++)
+        if (namer(pages, i))
+            name = qg_open_file_match(__atomic_load_n(&TABLE(pages)[i].name, __ATOMIC_ACQUIRE), fd);
+    return name;
+}
 
 uint16_t qg_share_known(struct qg_card *card, uint64_t name)
 {

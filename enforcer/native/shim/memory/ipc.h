@@ -8,7 +8,8 @@
 
 #include "process/process.h"
 
-/* All but known, tick and poll are called under qg_allocation_lock (allocation_table.h). */
+/* All but name_of_file, known, tick and poll are called under qg_allocation_lock
+ * (allocation_table.h). */
 
 void qg_shares_after_fork(void);
 
@@ -22,6 +23,10 @@ void qg_share_sent(uint16_t place, int fd);
 
 /* True: it is still used, so the bytes stay charged. */
 bool qg_share_release(struct qg_card *card, uint16_t share);
+
+/* The name of the memory that a character device stands for, if a process of the job exported it;
+ * otherwise 0. Without the lock. */
+uint64_t qg_share_name_of_file(struct qg_card *card, int fd);
 
 /* This process opens memory of that name. Returns its place if a process of the job made it,
  * otherwise 0. */

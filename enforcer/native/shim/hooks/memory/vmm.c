@@ -70,8 +70,8 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 /* ---- between processes ---- */
 
 /* Name of the file behind a descriptor, the same in every process that received it. 0 for a
- * character device of the driver: that is one file for all memory, so the importer is charged as
- * well as the maker. */
+ * character device of the driver: that is one file for all memory, and has its name by its open
+ * file (ipc.h). */
 static uint64_t file_name(int fd)
 {
     struct stat st;
@@ -130,6 +130,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
         return result;
     struct qg_card *card = card_of_import(*handle);
     if (card) { /* otherwise mapping it here uses no card of this process */
+        if (!name && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+            name = qg_share_name_of_file(card, (int)(intptr_t)from);
         uint16_t share = name ? qg_share_known(card, name) : 0;
         qg_handle_foreign(card, *handle, share);
     }
