@@ -17,7 +17,6 @@ from shim_memory_support import (
     NVML,
     NVML_SHIM,
     Node,
-    grant_for,
     node,
     sanitizer_and_twin,
 )
@@ -92,7 +91,7 @@ class Python:
         sanitized: bool = False,
         stranger: int = 0,
     ) -> None:
-        self.fd = s.sealed("grant", grant_for(where.uuid, where.run_dir, where.cap))
+        self.fd = s.sealed("grant", where.grant())
         preload = (
             {"LD_PRELOAD": f"{NVML_SHIM}:{s.SHIM}", "QGPU_GRANT_FD": str(self.fd)}
             if governed

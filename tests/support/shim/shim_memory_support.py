@@ -22,29 +22,23 @@ CAP = 256 * MIB
 CONTEXT = 300 * MIB
 
 
-def card_uuid(sim: Simulator) -> str:
-    """UUID of the simulated card, asked in a process of its own (the library keeps its
+def card_uuid(sim: Simulator, index: int = 0) -> str:
+    """UUID of a simulated card, asked in a process of its own (the library keeps its
     connection).
     """
     code = (
         "import ctypes as c, sys; n = c.CDLL(sys.argv[1]); n.nvmlInit_v2(); d = c.c_void_p(); "
-        "n.nvmlDeviceGetHandleByIndex_v2(0, c.byref(d)); b = c.create_string_buffer(96); "
-        "n.nvmlDeviceGetUUID(d, b, 96); print(b.value.decode())"
+        "n.nvmlDeviceGetHandleByIndex_v2(int(sys.argv[2]), c.byref(d)); "
+        "b = c.create_string_buffer(96); n.nvmlDeviceGetUUID(d, b, 96); print(b.value.decode())"
     )
     done = subprocess.run(
-        ["python3", "-c", code, str(NVML)],
+        ["python3", "-c", code, str(NVML), str(index)],
         env=os.environ | sim.env(),
         capture_output=True,
         text=True,
         check=True,
     )
     return done.stdout.strip()
-
-
-def grant_for(uuid: str, run_dir: Path, cap: int) -> bytes:
-    """The grant of shim_support for the simulated card."""
-    data = s.grant_bytes(run_dir, [cap], driver=DRIVER)
-    return data.replace(s.UUID.format(1).encode().ljust(48, b"\0"), uuid.encode().ljust(48, b"\0"))
 
 
 def sanitizer_and_twin(*names: str, kind: str = "asan") -> str:
@@ -60,24 +54,25 @@ def sanitizer_and_twin(*names: str, kind: str = "asan") -> str:
 
 
 class SimArbiter(s.FakeArbiter):
-    """Answers registrations for the simulated card."""
+    """Answers registrations for the simulated cards."""
 
-    def __init__(self, run_dir: Path, uuid: str, cap: int) -> None:
-        super().__init__(run_dir, [cap], uuids=[uuid])
+    def __init__(self, run_dir: Path, uuids: list[str], cap: int) -> None:
+        super().__init__(run_dir, [cap] * len(uuids), uuids=uuids)
 
     def slot_of(self, pid: int) -> int:
         """The slot of a process."""
         return self.slots[pid]
 
-    def used(self, pid: int) -> int:
-        """Bytes that a process shows in its slot; nothing may be pending."""
-        slot = self.slot_of(pid)
-        assert self.card.proc("mem_pending", slot) == 0
-        return self.card.proc("mem_used", slot)
+    def used(self, pid: int, card: int = 0) -> int:
+        """Bytes that a process shows in its slot of a card; nothing may be pending."""
+        slot, tenant = self.slot_of(pid), self.tenants[self.uuids[card]]
+        assert tenant.proc("mem_pending", slot) == 0
+        return tenant.proc("mem_used", slot)
 
     def name_slot(self, pid: int) -> None:
-        """Writes the pid into the process's slot."""
-        self.card.job_page.procs[self.slot_of(pid)].pid = pid
+        """Writes the pid into the process's slots."""
+        for tenant in self.tenants.values():
+            tenant.job_page.procs[self.slot_of(pid)].pid = pid
 
 
 class Program:
@@ -86,7 +81,7 @@ class Program:
     def __init__(self, node: Node, words: list[str], environment: dict[str, str]) -> None:
         self.node = node
         self.governed = "LD_PRELOAD" in environment
-        fd = s.sealed("grant", grant_for(node.uuid, node.run_dir, node.cap))
+        fd = s.sealed("grant", node.grant())
         self.process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
@@ -116,6 +111,7 @@ class Program:
         # on a busy machine cuInit may return before the answer
         if name == "begin" and self.governed:
             self.node.until(lambda: self.process.pid in self.node.arbiter.slots)
+            self.node.until(self.node.all_registered)
             self.node.arbiter.name_slot(self.process.pid)
         return int(words[1])
 
@@ -125,9 +121,9 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def used(self) -> int:
-        """The bytes in its slot."""
-        return self.node.arbiter.used(self.process.pid)
+    def used(self, card: int = 0) -> int:
+        """The bytes in its slot of a card."""
+        return self.node.arbiter.used(self.process.pid, card)
 
     def pass_by(self, name: str, used: int) -> None:
         """A step at which slot and card both have this many bytes."""
@@ -143,16 +139,27 @@ class Program:
 
 
 class Node:
-    """A simulated card, an arbiter, and a cap."""
+    """Simulated cards, an arbiter, and a cap."""
 
-    def __init__(self, directory: Path, cap: int = CAP) -> None:
+    def __init__(self, directory: Path, cap: int = CAP, cards: int = 1) -> None:
         self.run_dir = directory
         self.cap = cap
         (directory / "sim").mkdir()
-        self.sim = Simulator.start(SimConfig(directory / "sim", "mem", trace=False), s.BUILD)
-        self.uuid = card_uuid(self.sim)
-        self.arbiter = SimArbiter(directory, self.uuid, cap)
+        self.sim = Simulator.start(
+            SimConfig(directory / "sim", "mem", trace=False, cards=cards), s.BUILD
+        )
+        self.uuids = [card_uuid(self.sim, index) for index in range(cards)]
+        self.arbiter = SimArbiter(directory, self.uuids, cap)
         self.programs: list[Program] = []
+
+    def grant(self) -> bytes:
+        """The grant of its programs."""
+        caps = [self.cap] * len(self.uuids)
+        return s.grant_bytes(self.run_dir, caps, driver=DRIVER, uuids=self.uuids)
+
+    def all_registered(self) -> bool:
+        """Whether every process of the first card is one of the others too."""
+        return len({len(tenant.asked) for tenant in self.arbiter.tenants.values()}) == 1
 
     def run(self, name: str, *words: str, governed: bool = True, sanitizer: str = "") -> Program:
         """Starts a small program, under the shim (or its twin with "asan" or "tsan") or as a
@@ -171,7 +178,8 @@ class Node:
         """Kills it, and clears its slot as the arbiter does."""
         program.process.kill()
         program.process.wait()
-        self.arbiter.card.clear(self.arbiter.slot_of(program.process.pid))
+        for tenant in self.arbiter.tenants.values():
+            tenant.clear(self.arbiter.slot_of(program.process.pid))
 
     until = staticmethod(s.until)
 
@@ -186,9 +194,9 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(directory: Path, cap: int = CAP) -> Iterator[Node]:
+def node(directory: Path, cap: int = CAP, cards: int = 1) -> Iterator[Node]:
     """A node for one test."""
-    running = Node(directory, cap)
+    running = Node(directory, cap, cards)
     try:
         yield running
     finally:

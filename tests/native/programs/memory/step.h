@@ -54,6 +54,13 @@ struct step_process { /* nvmlProcessInfo_t */
     unsigned int instance, compute;
 };
 
+/* The device of the context, and of what step() says. */
+static inline int step_device(void)
+{
+    const char *number = getenv("QGPU_TEST_DEVICE");
+    return number ? atoi(number) : 0;
+}
+
 /* What the card's own NVML (QGPU_TEST_NVML, not the shim's) says. */
 static inline unsigned long long step_truth(void)
 {
@@ -64,8 +71,8 @@ static inline unsigned long long step_truth(void)
     if (!nvml) {
         nvml = dlopen(getenv("QGPU_TEST_NVML"), RTLD_NOW);
         MUST(!nvml || ((int (*)(void))dlsym(nvml, "nvmlInit_v2"))());
-        MUST(
-            ((int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device));
+        MUST(((int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(
+            (unsigned)step_device(), &device));
     }
     MUST(((int (*)(void *, unsigned *, struct step_process *))dlsym(
         nvml, "nvmlDeviceGetComputeRunningProcesses_v3"))(device, &count, all));
@@ -94,7 +101,7 @@ static inline void begin(void)
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     MUST(!cuda);
     MUST(CALL(cuInit)(0));
-    MUST(CALL(cuDevicePrimaryCtxRetain)(&context, 0));
+    MUST(CALL(cuDevicePrimaryCtxRetain)(&context, step_device()));
     MUST(CALL(cuCtxSetCurrent)(context));
     MUST(CALL(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
     step("begin");

@@ -20,6 +20,18 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     return result;
 }
 
+/* The card that opened memory is on. The driver also opens memory of another card than that of the
+ * current context, if that one reaches it. */
+static struct qg_card *card_of(CUdeviceptr pointer)
+{
+    int ordinal = -1;
+    if (DIRECT(QG_REAL(cuPointerGetAttribute)(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                              pointer)) == CUDA_SUCCESS &&
+        ordinal >= 0)
+        return qg_card_by_ordinal(ordinal);
+    return qg_card_current();
+}
+
 /* Charges memory that was opened; its size is known only now. False: it exceeds the cap. */
 static bool opened(CUdeviceptr pointer, struct qg_card *card, CUcontext context, uint64_t name)
 {
@@ -47,7 +59,7 @@ static bool opened(CUdeviceptr pointer, struct qg_card *card, CUcontext context,
             return result;                                                                         \
         if (qg_reopen(QG_KIND_IPC, *pointer, 1, &entry)) /* open already: the same address */      \
             return result;                                                                         \
-        struct qg_card *card = qg_card_current();                                                  \
+        struct qg_card *card = card_of(*pointer);                                                  \
         if (card && opened(*pointer, card, context, qg_share_name(&handle, sizeof(handle))))       \
             return result;                                                                         \
         DIRECT(QG_REAL(cuIpcCloseMemHandle)(*pointer));                                            \
