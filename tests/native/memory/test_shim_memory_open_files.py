@@ -87,3 +87,13 @@ def test_who_cannot_look_at_the_maker_pays(tmp_path: Path) -> None:
         taker = received(running, outside, number, "take")
         assert step(taker, "taken") == 64
         assert step(taker, "closed") == 0
+
+
+def test_epoll_of_the_program_at_the_number_of_ours_is_left_alone(tmp_path: Path) -> None:
+    """A program may close all descriptors; what it then opens must not get our entries."""
+    with node(tmp_path) as running:
+        program = running.run("mem_open_file", "replace")
+        program.at("begin")
+        program.on()
+        program.pass_by("replaced", 32 * MIB)
+        program.at("end")

@@ -8,6 +8,7 @@
 #include "memory/open_files.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -26,40 +27,8 @@
 #define PID_OF(n) ((uint32_t)((n) >> 40) & 0x3fffff)
 #define SET_OF(n) ((int)((n) >> 20) & (int)(NUMBERS - 1))
 
-static int set = -1; /* the epoll instance */
-static uint32_t serial;
-
-void qg_open_files_after_fork(void)
-{
-    if (set >= 0)
-        close(set);
-    set = -1;
-}
-
-bool qg_open_file_is_device(int fd)
-{
-    struct stat st;
-    return fstat(fd, &st) == 0 && S_ISCHR(st.st_mode);
-}
-
-/* A process in a PID namespace of its own has another pid there than in the job page: it is not
- * followed, nor does it follow others. */
-uint64_t qg_open_file_name(uint32_t pid)
-{
-    if (!pid || pid != (uint32_t)getpid())
-        return 0;
-    if (set < 0)
-        set = epoll_create1(EPOLL_CLOEXEC);
-    if (set < 0 || (unsigned)set >= NUMBERS)
-        return 0;
-    return MARK | (uint64_t)pid << 40 | (uint64_t)set << 20 | (serial++ & (NUMBERS - 1));
-}
-
-bool qg_open_file_watch(int fd, uint64_t name)
-{
-    struct epoll_event none = {.data.u64 = name};
-    return set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, fd, &none) == 0;
-}
+static int set = -1;           /* the epoll instance */
+static uint32_t serial, maker; /* pid of the process that made it */
 
 struct entry {
     int number; /* at which it was put in; it may have been closed since */
@@ -84,6 +53,62 @@ static unsigned entries_of(uint32_t pid, int number, struct entry *out)
     return count;
 }
 
+bool qg_open_file_of(uint64_t name, uint32_t pid)
+{
+    return (name & 3ull << 62) == MARK && PID_OF(name) == pid;
+}
+
+/* A program may close all its descriptors and be given the number for an epoll instance of its own.
+ * Ours has entries of ours alone. */
+static bool set_is_ours(void)
+{
+    struct entry entries[ENTRIES];
+    char path[32], what[32] = "";
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", set);
+    if (set < 0 || readlink(path, what, sizeof(what) - 1) < 0 ||
+        strcmp(what, "anon_inode:[eventpoll]") != 0)
+        return false;
+    unsigned count = entries_of((uint32_t)getpid(), set, entries);
+    for (unsigned i = 0; i < count; i++)
+        if (!qg_open_file_of(entries[i].name, maker))
+            return false;
+    return true;
+}
+
+void qg_open_files_after_fork(void)
+{
+    if (set_is_ours())
+        close(set);
+    set = -1;
+}
+
+bool qg_open_file_is_device(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISCHR(st.st_mode);
+}
+
+/* A process in a PID namespace of its own has another pid there than in the job page: it is not
+ * followed, nor does it follow others. */
+uint64_t qg_open_file_name(uint32_t pid)
+{
+    if (!pid || pid != (uint32_t)getpid())
+        return 0;
+    if (!set_is_ours()) {
+        set = epoll_create1(EPOLL_CLOEXEC);
+        maker = pid;
+    }
+    if (set < 0 || (unsigned)set >= NUMBERS)
+        return 0;
+    return MARK | (uint64_t)pid << 40 | (uint64_t)set << 20 | (serial++ & (NUMBERS - 1));
+}
+
+bool qg_open_file_watch(int fd, uint64_t name)
+{
+    struct epoll_event none = {.data.u64 = name};
+    return set_is_ours() && epoll_ctl(set, EPOLL_CTL_ADD, fd, &none) == 0;
+}
+
 bool qg_open_file_is_open(uint64_t name)
 {
     struct entry entries[ENTRIES];
@@ -92,11 +117,6 @@ bool qg_open_file_is_open(uint64_t name)
         if (entries[i].name == name)
             return true;
     return false;
-}
-
-bool qg_open_file_of(uint64_t name, uint32_t pid)
-{
-    return (name & 3ull << 62) == MARK && PID_OF(name) == pid;
 }
 
 uint64_t qg_open_file_match(uint64_t like, int fd)

@@ -4,9 +4,12 @@
  * `mem_open_file make` makes 32 and 64 MiB, and says the number of the second one's descriptor; it
  * then closes all numbers, and lets the second memory go before the first. `mem_open_file take
  * NUMBER PID` gets that descriptor and imports it; `hold` only keeps the descriptor for a while.
+ * `mem_open_file replace` puts an epoll instance of its own in the place of the shim's.
  */
+#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include "step.h"
 
@@ -37,6 +40,53 @@ static void make(void)
     MUST(CALL(cuMemRelease)(second));
     step("let_go");
     MUST(CALL(cuMemRelease)(first));
+}
+
+static int entries_of(int epoll)
+{
+    char line[256];
+    int count = 0;
+    snprintf(line, sizeof(line), "/proc/self/fdinfo/%d", epoll);
+    FILE *info = fopen(line, "r");
+    MUST(!info);
+    while (fgets(line, sizeof(line), info))
+        count += !strncmp(line, "tfd:", 4);
+    fclose(info);
+    return count;
+}
+
+/* The number of the epoll instance with that many entries. */
+static int epoll_with(int entries)
+{
+    for (int fd = 3; fd < 1024; fd++) {
+        char path[32], what[32] = "";
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        if (readlink(path, what, sizeof(what) - 1) > 0 && !strcmp(what, "anon_inode:[eventpoll]") &&
+            entries_of(fd) == entries)
+            return fd;
+    }
+    return -1;
+}
+
+static void replace(void)
+{
+    CUmemGenericAllocationHandle handle;
+    struct epoll_event event = {.events = EPOLLIN};
+    int files[2], ends[2], own = epoll_create1(0);
+    MUST(CALL(cuMemCreate)(&handle, 32 * MIB, &wanted, 0));
+    MUST(CALL(cuMemExportToShareableHandle)(&files[0], handle, FD, 0));
+    int theirs = epoll_with(1);
+    MUST(theirs < 0 || pipe(ends) || epoll_ctl(own, EPOLL_CTL_ADD, ends[0], &event));
+    MUST(dup2(own, theirs) != theirs);
+    MUST(CALL(cuMemExportToShareableHandle)(&files[1], handle, FD, 0));
+    MUST(entries_of(own) != 1);
+    pid_t child = fork(); /* it closes what it inherited of the shim, and nothing else */
+    if (!child)
+        _exit(entries_of(theirs) != 1);
+    int status;
+    MUST(waitpid(child, &status, 0) != child || status);
+    step("replaced");
+    MUST(CALL(cuMemRelease)(handle));
 }
 
 static int received(int number, int pid)
@@ -70,6 +120,8 @@ int main(int argc, char **argv)
     } else if (argc == 4) {
         close(received(atoi(argv[2]), atoi(argv[3])));
         step("dropped");
+    } else if (!strcmp(argv[1], "replace")) {
+        replace();
     } else {
         make();
     }
