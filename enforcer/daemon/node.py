@@ -202,7 +202,7 @@ class NodeService:
         elif old is not None:
             self.end(old.job_id, "replaced")
         try:
-            blob = pack_grant(grant, self.node.injection)
+            blob = pack_grant(grant, self.node.injection, self.node.managed)
             if grant is not old or not self.store.holds(grant, blob):
                 self.store.write_both(grant, blob)
         except (AbiError, GrantError, OSError) as error:

@@ -20,6 +20,7 @@ from enforcer.wire.layout import (
     CLASS_OFFLINE,
     CLASS_ONLINE,
     GRANT_ACTIVE,
+    GRANT_CARD_MANAGED_RESIDENT,
     GRANT_REFUSED,
     GRANT_VERSION,
     GRANT_WHOLE,
@@ -35,6 +36,7 @@ from enforcer.wire.layout import (
     GrantPage,
     MsgHead,
 )
+from gres.config.schema import Managed
 from gres.config.site import Injection
 from gres.grant.store import Grant, GrantCard
 
@@ -114,9 +116,10 @@ def _clip(message: str, capacity: int) -> bytes:
     return raw[: capacity - 4].decode(errors="ignore").encode() + b"..."
 
 
-def pack_card(card: GrantCard) -> GrantCardPage:
+def pack_card(card: GrantCard, managed: Managed = "full") -> GrantCardPage:
     """Native form of one card of an active or whole grant."""
     page = GrantCardPage()
+    page.flags = GRANT_CARD_MANAGED_RESIDENT if managed == "resident" else 0
     page.uuid = c_text(card.uuid, UUID_LEN, "card UUID")
     page.minor = bounded(card.minor, 0, 2**32 - 1, "minor number of the card")
     page.index = bounded(card.index, 0, 2**32 - 1, "index of the card")
@@ -126,9 +129,9 @@ def pack_card(card: GrantCard) -> GrantCardPage:
     return page
 
 
-def pack_grant(grant: Grant, injection: Injection = "preload") -> bytes:
+def pack_grant(grant: Grant, injection: Injection = "preload", managed: Managed = "full") -> bytes:
     """Bytes of struct qg_grant for `grant`; `injection` is how SPANK brings the shim into its
-    tasks.
+    tasks, `managed` how managed memory is charged.
 
     Raises AbiError when a number or a path does not fit; only `message` is shortened, since it is
     for people.
@@ -148,7 +151,7 @@ def pack_grant(grant: Grant, injection: Injection = "preload") -> bytes:
     page.message = _clip(grant.message, 512)
     page.injection = _code(INJECTION_CODES, injection, "injection")
     for i, card in enumerate(grant.cards):
-        page.cards[i] = pack_card(card)
+        page.cards[i] = pack_card(card, managed)
     _require_complete(page)
     return bytes(page)
 

@@ -16,6 +16,7 @@ from gres.config.schema import (
     IdleRelease,
     Isolation,
     Lease,
+    Managed,
     MibUp,
     OnOff,
     Section,
@@ -76,4 +77,5 @@ class EnforcerSettings(Section):
     suspend_together: bool = True
     audit: AuditSettings = AuditSettings()
     memory_backend: Literal["auto", "ledger", "nvml"] = "auto"
+    managed: Managed = "full"
     hardware: HardwareSettings = HardwareSettings()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gres.config.schema import Injection
+from gres.config.schema import Injection, Managed
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Node:
     run_dir: str
     state_dir: str
     injection: Injection = "preload"
+    managed: Managed = "full"
 
 
 def for_node(path: str, name: str) -> str:

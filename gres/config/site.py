@@ -271,7 +271,8 @@ class Config(Section):
             for index, paths in enumerate(group.card_files(name))
         )
         run_dir, state_dir = for_node(self.run_dir, name), for_node(self.state_dir, name)
-        return Node(name, group.model, cards, run_dir, state_dir, group.injection or self.injection)
+        injection, managed = group.injection or self.injection, self.enforcer.managed
+        return Node(name, group.model, cards, run_dir, state_dir, injection, managed)
 
     def smallest_usable(self) -> int:
         """MiB for an untyped request: usable memory of the smallest card on any node."""

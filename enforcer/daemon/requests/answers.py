@@ -318,7 +318,7 @@ class Asks:
             "mem_cap": card.mem_cap,
             "share": card.share,
         }
-        return Reply(body, sealed_copy(pack_grant(grant)))
+        return Reply(body, sealed_copy(pack_grant(grant, managed=service.node.managed)))
 
     def _check_count(self, peer: Peer) -> None:
         """Limit the programs; on cards without isolation nothing else bounds them."""

@@ -49,7 +49,7 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
     cards = (replace(card, governed=plans[card.uuid].governed(job_class)) for card in old.cards)
     new = replace(old, job_class=job_class, cards=tuple(cards))
     try:
-        blob = pack_grant(new, service.node.injection)
+        blob = pack_grant(new, service.node.injection, service.node.managed)
         service.store.write(new)
         service.store.write_blob(job_id, blob)
     except (AbiError, GrantError, OSError) as error:

@@ -65,11 +65,12 @@ struct qg_grant_card {      /* one card of a grant */
     uint32_t minor;         /* of the device file, for display and for opening it */
     uint32_t index;         /* Slurm's index on the node (SLURM_JOB_GPUS), for display */
     uint32_t share;         /* percent of the card's compute, 1..100 */
-    uint32_t flags;         /* zero in version 1 */
+    uint32_t flags;         /* QG_GRANT_CARD_*; a shim may ignore them */
     uint64_t mem_cap;       /* bytes that the job may hold on this card */
     uint64_t mem_total;     /* bytes of the card, for messages */
     uint8_t reserved[48];
 };
+#define QG_GRANT_CARD_MANAGED_RESIDENT 0x1u /* managed memory is charged as NVML sees it */
 
 struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
     uint32_t magic;   /* QG_MAGIC */
@@ -166,8 +167,7 @@ struct qg_proc {            /* one process of the job; only the pid is the arbit
     uint32_t contexts;
     /* CLOCK_MONOTONIC: predicted end of the process's work on the card; 0: not known */
     uint64_t predicted_end_ns;
-    /* CLOCK_MONOTONIC: when the first thread that waited at the closed gate went on after it opened
-     */
+    /* CLOCK_MONOTONIC: when the first thread at the closed gate went on after it opened */
     uint64_t quantum_start_ns;
     /* threads that wait for room in the window; after the gate has closed they wait at it */
     uint32_t queued;

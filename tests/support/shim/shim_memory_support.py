@@ -144,6 +144,7 @@ class Node:
     def __init__(self, directory: Path, cap: int = CAP, cards: int = 1) -> None:
         self.run_dir = directory
         self.cap = cap
+        self.card_flags = 0  # of the grants
         (directory / "sim").mkdir()
         self.sim = Simulator.start(
             SimConfig(directory / "sim", "mem", trace=False, cards=cards), s.BUILD
@@ -155,7 +156,9 @@ class Node:
     def grant(self) -> bytes:
         """The grant of its programs."""
         caps = [self.cap] * len(self.uuids)
-        return s.grant_bytes(self.run_dir, caps, driver=DRIVER, uuids=self.uuids)
+        return s.grant_bytes(
+            self.run_dir, caps, driver=DRIVER, uuids=self.uuids, card_flags=self.card_flags
+        )
 
     def all_registered(self) -> bool:
         """Whether every process of the first card is one of the others too."""

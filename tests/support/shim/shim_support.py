@@ -59,6 +59,7 @@ def grant_bytes(
     uuids: list[str] | None = None,
     injection: int = 0,
     uid: int = 0,
+    card_flags: int = 0,
 ) -> bytes:
     """A struct qg_grant for job 4711 with one card per cap."""
     page = abi.GrantPage(
@@ -70,7 +71,7 @@ def grant_bytes(
     for number, cap in enumerate(caps):
         uuid = uuids[number] if uuids else UUID.format(number + 1)
         page.cards[number] = abi.GrantCardPage(
-            uuid.encode(), share=30, mem_cap=cap, mem_total=80 * GIB
+            uuid.encode(), share=30, flags=card_flags, mem_cap=cap, mem_total=80 * GIB
         )
     return bytes(page)
 

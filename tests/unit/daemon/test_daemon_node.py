@@ -13,7 +13,7 @@ from enforcer.clock import FakeClock
 from enforcer.daemon.granting.hookproto import Answer, Later
 from enforcer.ledger.store import Usage, read_usage
 from enforcer.nvml.port import GpuProcess
-from enforcer.wire.abi import unpack_grant
+from enforcer.wire.abi import GRANT_CARD_MANAGED_RESIDENT, unpack_grant
 from simulator.fakes import GIB, FakeNode
 
 
@@ -50,6 +50,16 @@ def test_prolog_writes_both_files_tells_the_arbiter_and_opens_the_ledger(node, s
         None,
         None,
     )
+
+
+def test_grant_carries_how_managed_memory_is_charged(node):
+    enforcer = node.config.enforcer.model_copy(update={"managed": "resident"})
+    node.config = node.config.model_copy(update={"enforcer": enforcer})
+    service = node.service()
+    service.start()
+    service.prolog(env())
+    page = unpack_grant((node.directory / "run/grants/9.grant").read_bytes())
+    assert page.cards[0].flags == GRANT_CARD_MANAGED_RESIDENT
 
 
 def test_refused_and_whole_jobs_are_files_but_no_tenants(node, service):

@@ -317,6 +317,7 @@ def test_every_policy_is_accepted_for_a_class(policy: str) -> None:
         ),
         ("enforcer: {audit: {action: scancel}}", "enforcer.audit.action"),
         ("enforcer: {memory_backend: dmem}", "enforcer.memory_backend"),
+        ("enforcer: {managed: none}", "enforcer.managed: Input should be 'full' or 'resident'"),
         ("enforcer: {suspend_together: maybe}", "enforcer.suspend_together"),
         ("run: {allow_users: ['a b']}", "'a b' is not the name of a user or group"),
         (

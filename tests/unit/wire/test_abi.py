@@ -41,6 +41,12 @@ def test_grant_round_trip() -> None:
     assert (page.ncards, second.mem_cap, second.mem_total) == (2, 1 << 30, 9 << 30)
 
 
+def test_grant_says_how_managed_memory_is_charged() -> None:
+    for managed, flags in (("full", 0), ("resident", abi.GRANT_CARD_MANAGED_RESIDENT)):
+        page = abi.unpack_grant(abi.pack_grant(ACTIVE, "preload", managed))
+        assert [page.cards[i].flags for i in range(2)] == [flags, flags]
+
+
 def test_refused_grant_carries_its_sentence() -> None:
     refused = Grant(job_id=1, uid=1, gid=1, node="n", state="refused", message="no: because")
     page = abi.unpack_grant(abi.pack_grant(refused))

@@ -27,6 +27,19 @@ static inline uint64_t owner_of(CUcontext context)
     return key_of(qg_context_owner(context));
 }
 
+/* enforcer.managed: resident. */
+static inline bool managed_free(void)
+{
+    return qg_info.grant.cards[0].flags & QG_GRANT_CARD_MANAGED_RESIDENT;
+}
+
+/* Whether memory of this kind at this place is charged at its allocation. */
+static inline bool place_counts(const CUmemLocation *location, CUmemAllocationType type)
+{
+    return qg_place_counts(location, type) &&
+           !(type == CU_MEM_ALLOCATION_TYPE_MANAGED && managed_free());
+}
+
 /* The card that a location names, else (it is of a kind that we do not know) that of the current
  * context. */
 static inline struct qg_card *card_at(const CUmemLocation *location)

@@ -43,6 +43,8 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int flags)
 {
+    if (managed_free())
+        return QG_REAL(cuMemAllocManaged)(pointer, size, flags);
     CHARGED(size, QG_REAL(cuMemAllocManaged)(pointer, size, flags), QG_KIND_POINTER, *pointer,
             size);
 }

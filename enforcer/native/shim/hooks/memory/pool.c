@@ -192,8 +192,8 @@ static enum qg_place placed(const CUmemLocation *location, CUmemAllocationType t
     CUdevice ordinal;
     bool ordinal_known = qg_place_ordinal(location, &ordinal);
     *card = ordinal_known ? qg_card_by_ordinal(ordinal) : NULL;
-    if (!qg_place_counts(location, type))
-        return qg_place_of(location->type);
+    if (!place_counts(location, type)) /* managed memory that is not charged is as the host's */
+        return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? QG_PLACE_HOST : qg_place_of(location->type);
     return ordinal_known ? QG_PLACE_CARD : QG_PLACE_NONE;
 }
 
@@ -213,7 +213,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
 {
     if (!ruled() || !wanted)
         return QG_REAL(cuMemPoolCreate)(pool, wanted);
-    if (qg_place_of(wanted->location.type) != QG_PLACE_CARD)
+    if (qg_place_of(wanted->location.type) != QG_PLACE_CARD ||
+        !place_counts(&wanted->location, wanted->allocType))
         return create_elsewhere(pool, wanted);
     struct qg_card *card = card_at(&wanted->location);
     if (!card) {

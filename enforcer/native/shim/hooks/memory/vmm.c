@@ -11,7 +11,7 @@
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
                      const CUmemAllocationProp *property, unsigned long long flags)
 {
-    if (!ruled() || !property || !qg_place_counts(&property->location, property->type))
+    if (!ruled() || !property || !place_counts(&property->location, property->type))
         return QG_REAL(cuMemCreate)(handle, size, property, flags);
     struct qg_card *card = card_at(&property->location);
     if (!qg_reserve(card, size))
@@ -115,7 +115,7 @@ static struct qg_card *card_of_import(CUmemGenericAllocationHandle handle)
     if (DIRECT(QG_REAL(cuMemGetAllocationPropertiesFromHandle)(&about, handle)) != CUDA_SUCCESS)
         return qg_card_current();
     if (about.location.type == CU_MEM_LOCATION_TYPE_INVISIBLE ||
-        !qg_place_counts(&about.location, about.type))
+        !place_counts(&about.location, about.type))
         return NULL;
     return qg_place_ordinal(&about.location, &ordinal) && ordinal >= 0 ? qg_card_by_ordinal(ordinal)
                                                                        : qg_card_current();
