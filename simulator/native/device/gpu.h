@@ -143,6 +143,7 @@ struct gpu_config {
     struct model_params params;
     uint64_t control_ns;              /* what a command takes that the card executes */
     uint64_t stall_ns, stall_each_ns; /* a stall of all cards, and its period; 0: none */
+    uint64_t poll_ns;                 /* rings are read without sleep after a command; 0: never */
     bool trace, has_ready_fd, realtime;
 };
 
@@ -159,7 +160,7 @@ struct gpu {
     struct gpu_watch bell_watch; /* of all contexts: settle() reads every ring */
     uint32_t next_ctx, nconn, nctx;
     int epoll, listen, timer, tick, signals, dir, trace;
-    uint64_t armed_ns, next_stall;
+    uint64_t armed_ns, next_stall, taken_ns; /* taken: when the newest command was */
     bool ticking, stop, locked;
 };
 

@@ -247,6 +247,7 @@ static unsigned drain(struct gpu_ctx *ctx, uint64_t now, bool *seen)
     while (!ctx->hostile && ctx->tail != head && take(ctx, now, seen))
         taken++;
     if (taken) {
+        ctx->conn->gpu->taken_ns = now;
         __atomic_store_n(&ctx->shm->finished, ctx->finished, __ATOMIC_SEQ_CST);
         __atomic_store_n(&ctx->shm->tail, ctx->tail, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&ctx->shm->space_waiters, __ATOMIC_SEQ_CST))

@@ -101,16 +101,34 @@ static bool ask_for_bells(struct gpu *gpu)
     return seen;
 }
 
-static void settle(struct gpu *gpu)
+static void read_rings(struct gpu *gpu)
+{
+    for (unsigned i = 0; i < gpu->config.cards; i++)
+        if (gpu->cards[i].model.ctxs)
+            gpu_card_sync(&gpu->cards[i]);
+    throw_out_hostile(gpu);
+}
+
+/* True: a command came a short time ago, and the next one is not slept for (--poll-us). Whoever
+ * submits it then needs no doorbell, as with a card. */
+static bool polling(const struct gpu *gpu)
+{
+    return gpu->config.poll_ns && gpu_now() < gpu->taken_ns + gpu->config.poll_ns;
+}
+
+/* Does all that is due. True: it must not sleep after that. */
+static bool settle(struct gpu *gpu)
 {
     uint64_t next = MODEL_NEVER;
     bool again = true;
     /* Bounded: a client that never stops submitting must not starve the others. */
     for (int tries = 0; again && tries < 3; tries++) {
-        for (unsigned i = 0; i < gpu->config.cards; i++)
-            if (gpu->cards[i].model.ctxs)
-                gpu_card_sync(&gpu->cards[i]);
-        throw_out_hostile(gpu);
+        read_rings(gpu);
+        if (polling(gpu)) {
+            rm_settle(gpu, gpu_now());
+            set_ticking(gpu, gpu->nctx > 0);
+            return true;
+        }
         again = ask_for_bells(gpu);
     }
     rm_settle(gpu, gpu_now());
@@ -123,6 +141,7 @@ static void settle(struct gpu *gpu)
         }
     arm(gpu, again ? now : next);
     set_ticking(gpu, gpu->nctx > 0);
+    return false;
 }
 
 static void handle(struct gpu *gpu, const struct gpu_watch *watch)
@@ -164,8 +183,7 @@ static void loop(struct gpu *gpu)
 {
     struct epoll_event events[64];
     while (!gpu->stop) {
-        settle(gpu);
-        int n = epoll_wait(gpu->epoll, events, 64, -1);
+        int n = epoll_wait(gpu->epoll, events, 64, settle(gpu) ? 0 : -1);
         for (int i = 0; i < n; i++)
             handle(gpu, events[i].data.ptr);
         gpu_bury(gpu);

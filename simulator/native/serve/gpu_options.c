@@ -53,6 +53,9 @@ static const char usage[] =
     "us=50000'; may be repeated\n"
     "  --stall-ms F, --stall-each-ms F  all cards stand still for so long, about so often, from "
     "100 ms (never)\n"
+    "  --poll-us F        for so long after each command rings are read without sleep: no program "
+    "has to wake the\n"
+    "                     device side, which takes a processor meanwhile (0)\n"
     "  --no-trace         do not write DIR/trace.bin\n"
     "  --priority N       of SCHED_FIFO, 0: do not ask for it (60)\n"
     "  --ready-fd N       write READY there and close it when clients may connect\n";
@@ -118,6 +121,7 @@ enum option_id {
     O_CONTROL_LOG,
     O_CLIENTS,
     O_MIG,
+    O_POLL,
     O_VERSION
 };
 
@@ -154,6 +158,7 @@ static const struct option options[] = {{"dir", 1, NULL, O_DIR},
                                         {"client-per-context", 0, NULL, O_CLIENTS},
                                         {"mig", 1, NULL, O_MIG},
                                         {"priority", 1, NULL, O_PRIORITY},
+                                        {"poll-us", 1, NULL, O_POLL},
                                         {"ready-fd", 1, NULL, O_READY},
                                         {"help", 0, NULL, O_HELP},
                                         {"version", 0, NULL, O_VERSION},
@@ -282,10 +287,11 @@ static void set_option(struct gpu *gpu, int option, const char *name, const char
         config->memory_gbs = number(name, arg, 1e-3, 1e5);
         break;
     case O_TRACE:
-        config->trace = true;
-        break;
     case O_NO_TRACE:
-        config->trace = false;
+        config->trace = option == O_TRACE;
+        break;
+    case O_POLL:
+        config->poll_ns = (uint64_t)(number(name, arg, 0, 1e6) * 1e3);
         break;
     case O_PRIORITY:
         config->priority = whole(name, arg, 0, 99);

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, make, nvml, run, spawn, start
 
-from simulator.sim import Kind, Simulator
+from bench.harness.node import wait_for
+from simulator.sim import Kind, Simulator, read_trace
 
 pytestmark = pytest.mark.native
 
@@ -241,3 +242,40 @@ def test_thousands_of_streams(begin: Callable[..., Simulator]) -> None:
         """,
     )
     assert out.split() == ["2"]
+
+
+def sleeps(sim: Simulator) -> int:
+    """How often the device side's thread has slept so far."""
+    status = Path(f"/proc/{sim.process.pid}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def test_a_device_side_that_polls_sleeps_only_after_the_work(
+    begin: Callable[..., Simulator],
+) -> None:
+    """100 kernels that are waited for: without --poll-us each of them wakes it."""
+    rounds = 100
+    sim = begin(extra=("--poll-us", "500000"))
+    process = spawn(
+        sim,
+        f"""
+        g = Cuda(); s = g.stream(); print("ready", flush=True)
+        for line in sys.stdin:
+            for _ in range({rounds}):
+                g.launch(20, s); g.call("cuStreamSynchronize", s)
+            print("done", flush=True)
+        """,
+    )
+    assert process.stdin and process.stdout
+    assert process.stdout.readline() == "ready\n"
+    before = sleeps(sim)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+    assert sleeps(sim) - before < rounds / 2
+    polled = sleeps(sim)
+    wait_for("it sleeps again", lambda: sleeps(sim) > polled)
+    process.communicate(timeout=60)
+    sim.stop()
+    kernels = [piece for piece in read_trace(sim.trace_path) if piece.kind == Kind.KERNEL]
+    assert len({piece.seq for piece in kernels}) == rounds
