@@ -17,9 +17,18 @@ from pathlib import Path
 
 import click
 
-from bench.costs import accounting, daemons_cpu, hook, overhead, simulate, submit, taskstart
+from bench.costs import (
+    accounting,
+    daemons_cpu,
+    framework,
+    hook,
+    overhead,
+    simulate,
+    submit,
+    taskstart,
+)
 from bench.harness import machine
-from bench.harness.figures import Figure
+from bench.harness.figures import Figure, NotRun
 from bench.harness.node import Rig
 from bench.promises import (
     ahead,
@@ -42,6 +51,7 @@ SCENARIOS: dict[str, Scenario] = {
     "submit": submit.figures,
     "accounting": accounting.figures,
     "overhead": overhead.figures,
+    "framework": framework.figures,
     "shares": shares.figures,
     "mixes": mixes.figures,
     "preempt": preempt.figures,
@@ -57,7 +67,9 @@ SCENARIOS: dict[str, Scenario] = {
 }
 # What is measured in them is a program's own time, which a neighbour on the same core would
 # lengthen.
-LEFT_ALONE = frozenset({"hook", "taskstart", "submit", "accounting", "overhead", "simulate"})
+LEFT_ALONE = frozenset(
+    {"hook", "taskstart", "submit", "accounting", "overhead", "framework", "simulate"}
+)
 ON_DEMAND: dict[str, Scenario] = {"window": window.figures}
 LENGTHS = (
     "All scenarios take 56 minutes on two quiet cores, with --quick 9; `window` takes 8. Nothing"
@@ -79,15 +91,21 @@ class Run:
     seconds: dict[str, float] = field(default_factory=dict)
     stolen_percent: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, scenario: Scenario, quick: bool) -> None:
-        """Run a scenario. A failed one is reported, and the others' results stay."""
+        """Run a scenario. One that failed or could not run is reported, and the others' results
+        stay.
+        """
         began, before = time.monotonic(), machine.CpuTime.now()
         try:
             with nullcontext() if name in LEFT_ALONE else machine.kept_awake():
                 for figure in scenario(quick):
                     click.echo(figure.line())
                     self.figures.append(figure)
+        except NotRun as reason:
+            self.not_run[name] = str(reason)
+            click.echo(f"not run {name}: {reason}")
         except Exception as error:
             self.failed[name] = f"{type(error).__name__}: {error}"
             click.echo(f"FAILED {name}: {self.failed[name]}")
@@ -157,6 +175,7 @@ def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
             "seconds": run.seconds,
             "stolen_percent": run.stolen_percent,
             "failed": run.failed,
+            "not_run": run.not_run,
         }
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import subprocess
 import tempfile
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from bench.harness import figures as fg
 from bench.harness.figures import Figure
 from bench.harness.node import BUILD, Rig
 from bench.harness.scene import kernels
@@ -135,13 +135,8 @@ def noise_of(pairs: Sequence[Pair]) -> float:
 
 
 def doubt_of(pairs: Sequence[Pair]) -> float:
-    """The standard error of the median ratio, estimated by the median of deviations (normal
-    errors).
-    """
-    ratios = [pair.ratio for pair in pairs]
-    middle = statistics.median(ratios)
-    spread = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
-    return math.sqrt(math.pi / 2) * spread / math.sqrt(len(ratios))
+    """The standard error of the median ratio."""
+    return fg.doubt_of([pair.ratio for pair in pairs])
 
 
 def solo_pair(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
+
+
+class NotRun(Exception):
+    """What a scenario needs is not on this machine; the text says what."""
+
+
 # from this part of a target on, one run is not enough: three are made
 NEAR, RUNS_WHEN_NEAR = 0.8, 3
 
@@ -17,6 +25,13 @@ def enough_runs(once: Callable[[], T], near: Callable[[T], bool]) -> list[T]:
     """
     first = once()
     return [first, *(once() for _ in range(RUNS_WHEN_NEAR - 1))] if near(first) else [first]
+
+
+def doubt_of(ratios: Sequence[float]) -> float:
+    """The standard error of the median, estimated by the median of deviations (normal errors)."""
+    middle = statistics.median(ratios)
+    spread = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
+    return math.sqrt(math.pi / 2) * spread / math.sqrt(len(ratios))
 
 
 @dataclass(frozen=True)
