@@ -4,6 +4,7 @@
  */
 #include "cu_alloc.h"
 #include "cu_capture.h"
+#include "cu_copy.h"
 #include "cu_stream.h"
 
 static CUresult timed(uint32_t op, size_t bytes, CUstream handle, bool pt, bool wait)
@@ -19,17 +20,11 @@ static CUresult timed(uint32_t op, size_t bytes, CUstream handle, bool pt, bool 
     return wait ? cu_stream_sync(stream) : CUDA_SUCCESS;
 }
 
-/* In a capture nothing moves: cuGraphLaunch does what b and c say (cu_graphexec.c). */
-static CUresult capture(CUstream stream, uint32_t op, uint64_t bytes, uint64_t b, uint64_t c)
+/* In a capture nothing moves: cuGraphLaunch does it. */
+static CUresult capture(CUstream stream, CUdeviceptr dst, CUdeviceptr src, size_t bytes)
 {
-    struct sim_cmd cmd = {.op = op, .a = bytes, .b = b, .c = c};
-    return cu_capture(stream, &cmd);
-}
-
-static uint32_t direction(CUdeviceptr dst, CUdeviceptr src)
-{
-    bool to = cu_memory_is_device(dst), from = cu_memory_is_device(src);
-    return to ? from ? SIM_OP_DTOD : SIM_OP_HTOD : SIM_OP_DTOH;
+    CUDA_MEMCPY3D row = cu_copy_row(dst, src, bytes);
+    return bytes ? cu_capture_copy(stream, &row) : CUDA_SUCCESS;
 }
 
 static CUresult copy_any(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool pt,
@@ -38,10 +33,9 @@ static CUresult copy_any(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstrea
     CUstream checked;
     CU_TRY(cu_stream_get(stream, pt, &checked));
     if (checked->capture)
-        return wait || !bytes ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-                              : capture(checked, direction(dst, src), bytes, dst, src);
+        return wait ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : capture(checked, dst, src, bytes);
     CU_TRY(cu_memory_copy(dst, src, bytes));
-    return timed(direction(dst, src), bytes, stream, pt, wait);
+    return timed(cu_memory_direction(dst, src), bytes, stream, pt, wait);
 }
 
 /* Addresses are unified: where memory is decides, not which function copies it. What the function
@@ -115,9 +109,11 @@ static CUresult fill(CUdeviceptr d, uint32_t value, unsigned width, size_t n, CU
                      bool pt)
 {
     CUstream checked;
+    CUDA_MEMSET_NODE_PARAMS row = {
+        .dst = d, .value = value, .elementSize = width, .width = n, .height = 1};
     CU_TRY(cu_stream_get(stream, pt, &checked));
-    if (checked->capture && n)
-        return capture(checked, SIM_OP_MEMSET, n * width, d, value | (uint64_t)width << 32);
+    if (checked->capture)
+        return cu_capture_set(checked, &row);
     CU_TRY(cu_memory_fill(d, value, width, n));
     return timed(SIM_OP_MEMSET, n * width, stream, pt, false);
 }

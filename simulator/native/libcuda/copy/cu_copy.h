@@ -8,10 +8,13 @@
 #include "cu.h"
 
 /* cu_copy2d.c */
-/* what it costs; checks it too */
+/* what it costs; checks all of it */
 CUresult cu_copy3d_cmd(const CUDA_MEMCPY3D *copy, struct sim_cmd *cmd);
-CUresult cu_copy3d_contents(const CUDA_MEMCPY3D *copy);
-CUresult cu_fill2d_contents(CUdeviceptr dst, size_t pitch, unsigned value, unsigned width,
-                            size_t columns, size_t rows);
+CUresult cu_fill2d_cmd(const CUDA_MEMSET_NODE_PARAMS *set, struct sim_cmd *cmd);
+/* What the first two checked moves, unless memory that the driver knew then is gone. */
+CUresult cu_copy3d_contents(const CUDA_MEMCPY3D *copy, const struct sim_cmd *cmd);
+CUresult cu_fill2d_contents(const CUDA_MEMSET_NODE_PARAMS *set);
+/* a box of one row, wherever its ends are */
+CUDA_MEMCPY3D cu_copy_row(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 
 #endif

@@ -4,94 +4,132 @@
  * Memory is linear here: a copy from or to an array is CUDA_ERROR_NOT_SUPPORTED.
  */
 #include "cu_alloc.h"
+#include "cu_capture.h"
 #include "cu_copy.h"
 #include "cu_stream.h"
 
 #include <string.h>
 
-struct end { /* of a copy */
-    CUdeviceptr base;
-    size_t pitch, height;
-    bool device;
+struct end {                 /* of a copy */
+    CUdeviceptr base, first; /* the array of boxes, and where the copy begins in it */
+    size_t pitch, plane;     /* bytes from row to row, from plane to plane */
 };
 
 static CUresult end_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array,
-                       size_t pitch, size_t height, struct end *end)
+                       struct end *end)
 {
-    *end = (struct end){.base = type == CU_MEMORYTYPE_HOST ? (CUdeviceptr)(uintptr_t)host : device,
-                        .pitch = pitch,
-                        .height = height};
+    end->base = type == CU_MEMORYTYPE_HOST ? (CUdeviceptr)(uintptr_t)host : device;
     if (type == CU_MEMORYTYPE_ARRAY || array)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
         return CUDA_ERROR_INVALID_VALUE;
-    end->device = cu_memory_is_device(end->base); /* addresses are unified */
     return end->base && (type != CU_MEMORYTYPE_DEVICE || cu_memory_known(end->base))
                ? CUDA_SUCCESS
                : CUDA_ERROR_INVALID_VALUE;
 }
 
+static bool add(size_t *to, size_t a, size_t b)
+{
+    size_t product;
+    return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*to, product, to);
+}
+
+/* From the first byte to the last one: all of it has to lie in what the base lies in. */
+static CUresult reach(const struct end *end, const CUDA_MEMCPY3D *copy)
+{
+    size_t bytes = copy->WidthInBytes;
+    if (!copy->WidthInBytes || !copy->Height || !copy->Depth)
+        return CUDA_SUCCESS;
+    if (!add(&bytes, copy->Height - 1, end->pitch) || !add(&bytes, copy->Depth - 1, end->plane) ||
+        !add(&bytes, end->first - end->base, 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    return cu_memory_reach(end->base, bytes);
+}
+
+static CUresult lay_out(struct end *end, size_t pitch, size_t height, const CUDA_MEMCPY3D *copy,
+                        size_t x, size_t y, size_t z)
+{
+    size_t offset = x;
+    end->pitch = pitch ? pitch : copy->WidthInBytes;
+    if (copy->WidthInBytes > end->pitch ||
+        __builtin_mul_overflow(end->pitch, height ? height : copy->Height, &end->plane) ||
+        !add(&offset, y, end->pitch) || !add(&offset, z, end->plane) ||
+        __builtin_add_overflow(end->base, offset, &end->first))
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
 static CUresult ends(const CUDA_MEMCPY3D *copy, struct end *to, struct end *from)
 {
-    CU_TRY(end_of(copy->dstMemoryType, copy->dstHost, copy->dstDevice, copy->dstArray,
-                  copy->dstPitch, copy->dstHeight, to));
-    CU_TRY(end_of(copy->srcMemoryType, copy->srcHost, copy->srcDevice, copy->srcArray,
-                  copy->srcPitch, copy->srcHeight, from));
-    to->pitch = to->pitch ? to->pitch : copy->WidthInBytes;
-    from->pitch = from->pitch ? from->pitch : copy->WidthInBytes;
-    to->height = to->height ? to->height : copy->Height;
-    from->height = from->height ? from->height : copy->Height;
-    return copy->WidthInBytes > to->pitch || copy->WidthInBytes > from->pitch
-               ? CUDA_ERROR_INVALID_VALUE
-               : CUDA_SUCCESS;
+    CU_TRY(end_of(copy->dstMemoryType, copy->dstHost, copy->dstDevice, copy->dstArray, to));
+    CU_TRY(end_of(copy->srcMemoryType, copy->srcHost, copy->srcDevice, copy->srcArray, from));
+    CU_TRY(lay_out(to, copy->dstPitch, copy->dstHeight, copy, copy->dstXInBytes, copy->dstY,
+                   copy->dstZ));
+    return lay_out(from, copy->srcPitch, copy->srcHeight, copy, copy->srcXInBytes, copy->srcY,
+                   copy->srcZ);
 }
 
 CUresult cu_copy3d_cmd(const CUDA_MEMCPY3D *copy, struct sim_cmd *cmd)
 {
     struct end to, from;
+    size_t bytes = 0;
     CU_TRY(ends(copy, &to, &from));
-    *cmd = (struct sim_cmd){.op = to.device ? from.device ? SIM_OP_DTOD : SIM_OP_HTOD : SIM_OP_DTOH,
-                            .a = copy->WidthInBytes * copy->Height * copy->Depth};
+    CU_TRY(reach(&to, copy));
+    CU_TRY(reach(&from, copy));
+    if (!add(&bytes, copy->WidthInBytes, copy->Height) ||
+        __builtin_mul_overflow(bytes, copy->Depth, &bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    *cmd =
+        (struct sim_cmd){.op = cu_memory_direction(to.base, from.base),
+                         .a = bytes,
+                         .b = cu_memory_known(to.base), /* for the contents; the card ignores it */
+                         .c = cu_memory_known(from.base)};
     return CUDA_SUCCESS;
 }
 
-CUresult cu_copy3d_contents(const CUDA_MEMCPY3D *copy)
+CUresult cu_copy3d_contents(const CUDA_MEMCPY3D *copy, const struct sim_cmd *cmd)
 {
     struct end to, from;
     CU_TRY(ends(copy, &to, &from));
+    if ((cmd->b && !cu_memory_known(to.base)) || (cmd->c && !cu_memory_known(from.base)))
+        return CUDA_ERROR_INVALID_VALUE;
     for (size_t z = 0; z < copy->Depth; z++)
         for (size_t y = 0; y < copy->Height; y++)
-            CU_TRY(cu_memory_copy(
-                to.base + ((z + copy->dstZ) * to.height + y + copy->dstY) * to.pitch +
-                    copy->dstXInBytes,
-                from.base + ((z + copy->srcZ) * from.height + y + copy->srcY) * from.pitch +
-                    copy->srcXInBytes,
-                copy->WidthInBytes));
+            CU_TRY(cu_memory_copy(to.first + z * to.plane + y * to.pitch,
+                                  from.first + z * from.plane + y * from.pitch,
+                                  copy->WidthInBytes));
     return CUDA_SUCCESS;
 }
 
-static CUresult submit(CUstream stream, const struct sim_cmd *cmd, bool wait)
+CUDA_MEMCPY3D cu_copy_row(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
 {
-    if (stream->capture && wait)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (!cmd->a)
+    return (CUDA_MEMCPY3D){.dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                           .dstDevice = dst,
+                           .srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+                           .srcDevice = src,
+                           .WidthInBytes = bytes,
+                           .Height = 1,
+                           .Depth = 1};
+}
+
+static CUresult run(CUstream stream, const CUDA_MEMCPY3D *copy, bool wait)
+{
+    struct sim_cmd cmd;
+    if (stream->capture)
+        return wait ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : cu_capture_copy(stream, copy);
+    CU_TRY(cu_copy3d_cmd(copy, &cmd));
+    CU_TRY(cu_copy3d_contents(copy, &cmd));
+    if (!cmd.a)
         return CUDA_SUCCESS;
-    CU_TRY(cu_push(stream, cmd, false, NULL));
-    return wait ? cu_stream_sync(stream) : CUDA_SUCCESS;
+    CU_TRY(cu_push(stream, &cmd, false, NULL));
+    return wait && cmd.op != SIM_OP_DTOD ? cu_stream_sync(stream) : CUDA_SUCCESS;
 }
 
 static CUresult copy3d(const CUDA_MEMCPY3D *copy, CUstream handle, bool wait, bool pt)
 {
     CUstream stream;
-    struct sim_cmd cmd;
     CU_TRY(cu_stream_get(handle, pt, &stream));
-    if (!copy)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* cuGraphAddMemcpyNode can */
-    CU_TRY(cu_copy3d_cmd(copy, &cmd));
-    CU_TRY(cu_copy3d_contents(copy));
-    return submit(stream, &cmd, wait && cmd.op != SIM_OP_DTOD);
+    return copy ? run(stream, copy, wait) : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult copy2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait, bool pt)
@@ -138,13 +176,9 @@ static CUresult peer(CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext f
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (!cu_handle_ok(CU_CTX, to) || !cu_handle_ok(CU_CTX, from))
         return CUDA_ERROR_INVALID_CONTEXT;
-    struct sim_cmd cmd = {.op = to->device == from->device ? SIM_OP_DTOD : SIM_OP_PEER, .a = bytes};
-    if (bytes && (!cu_memory_known(dst) || !cu_memory_known(src)))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    CU_TRY(cu_memory_copy(dst, src, bytes));
-    return submit(stream, &cmd, wait);
+    CUDA_MEMCPY3D copy = cu_copy_row(dst, src, bytes);
+    copy.dstMemoryType = copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    return bytes ? run(stream, &copy, wait) : CUDA_SUCCESS;
 }
 
 CU_BOTH(cuMemcpyPeer, cuMemcpyPeer_ptds, peer,
@@ -157,14 +191,11 @@ CU_BOTH(cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz, peer,
 static CUresult peer3d(const CUDA_MEMCPY3D_PEER *c, CUstream handle, bool wait, bool pt)
 {
     CUstream stream;
-    struct sim_cmd cmd;
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
     if (!cu_handle_ok(CU_CTX, c->dstContext) || !cu_handle_ok(CU_CTX, c->srcContext))
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     CUDA_MEMCPY3D copy = {.srcXInBytes = c->srcXInBytes,
                           .srcY = c->srcY,
                           .srcZ = c->srcZ,
@@ -186,11 +217,7 @@ static CUresult peer3d(const CUDA_MEMCPY3D_PEER *c, CUstream handle, bool wait, 
                           .WidthInBytes = c->WidthInBytes,
                           .Height = c->Height,
                           .Depth = c->Depth};
-    CU_TRY(cu_copy3d_cmd(&copy, &cmd));
-    CU_TRY(cu_copy3d_contents(&copy));
-    if (cmd.op == SIM_OP_DTOD && c->dstContext->device != c->srcContext->device)
-        cmd.op = SIM_OP_PEER;
-    return submit(stream, &cmd, wait);
+    return run(stream, &copy, wait);
 }
 
 CU_BOTH(cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, peer3d, (const CUDA_MEMCPY3D_PEER *copy), copy, NULL,
@@ -234,13 +261,28 @@ CU_BOTH(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz, UNUSED_ATTRIBUTES,
 
 /* ---- fills of rows ---- */
 
-CUresult cu_fill2d_contents(CUdeviceptr dst, size_t pitch, unsigned value, unsigned width,
-                            size_t columns, size_t rows)
+CUresult cu_fill2d_cmd(const CUDA_MEMSET_NODE_PARAMS *set, struct sim_cmd *cmd)
 {
-    if (rows > 1 && pitch < columns * width)
+    size_t row, bytes, last = 0;
+    if ((set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4) ||
+        set->dst % set->elementSize || !cu_memory_known(set->dst) ||
+        __builtin_mul_overflow(set->width, set->elementSize, &row) ||
+        __builtin_mul_overflow(row, set->height, &bytes) ||
+        (set->height > 1 && (set->pitch < row || set->pitch % set->elementSize)))
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t row = 0; row < rows; row++)
-        CU_TRY(cu_memory_fill(dst + row * pitch, value, width, columns));
+    *cmd = (struct sim_cmd){.op = SIM_OP_MEMSET, .a = bytes};
+    if (!bytes)
+        return CUDA_SUCCESS;
+    if (!add(&last, set->height - 1, set->pitch) || !add(&last, row, 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    return cu_memory_reach(set->dst, last);
+}
+
+CUresult cu_fill2d_contents(const CUDA_MEMSET_NODE_PARAMS *set)
+{
+    for (size_t row = 0; row < set->height; row++)
+        CU_TRY(
+            cu_memory_fill(set->dst + row * set->pitch, set->value, set->elementSize, set->width));
     return CUDA_SUCCESS;
 }
 
@@ -248,12 +290,19 @@ static CUresult fill2d(CUdeviceptr dst, size_t pitch, unsigned value, unsigned w
                        size_t columns, size_t rows, CUstream handle, bool pt)
 {
     CUstream stream;
-    struct sim_cmd cmd = {.op = SIM_OP_MEMSET, .a = columns * rows * width};
+    struct sim_cmd cmd;
+    CUDA_MEMSET_NODE_PARAMS set = {.dst = dst,
+                                   .pitch = pitch,
+                                   .value = value,
+                                   .elementSize = width,
+                                   .width = columns,
+                                   .height = rows};
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* cuGraphAddMemsetNode can */
-    CU_TRY(cu_fill2d_contents(dst, pitch, value, width, columns, rows));
-    return submit(stream, &cmd, false);
+        return cu_capture_set(stream, &set);
+    CU_TRY(cu_fill2d_cmd(&set, &cmd));
+    CU_TRY(cu_fill2d_contents(&set));
+    return cmd.a ? cu_push(stream, &cmd, false, NULL) : CUDA_SUCCESS;
 }
 
 #define FILL(type) CUdeviceptr d, size_t pitch, type v, size_t w, size_t h

@@ -57,55 +57,62 @@ static CUresult append(CUstream stream, CUgraphNodeType type, struct cu_node **n
     return front_add(&stream->front, node, 1);
 }
 
-static CUgraphNodeType type_of(uint32_t op)
+/* The node that is wanted, with what it owns; refused, that stays the caller's. */
+static CUresult take(CUstream stream, const struct cu_node *wanted)
 {
-    return op == SIM_OP_KERNEL   ? CU_GRAPH_NODE_TYPE_KERNEL
-           : op == SIM_OP_MEMSET ? CU_GRAPH_NODE_TYPE_MEMSET
-           : op <= SIM_OP_PEER   ? CU_GRAPH_NODE_TYPE_MEMCPY
-                                 : CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+    struct cu_node *node;
+    pthread_mutex_lock(&lock);
+    CUresult status = append(stream, wanted->type, &node);
+    if (status == CUDA_SUCCESS)
+        cu_node_become(node, wanted);
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 CUresult cu_capture(CUstream stream, const struct sim_cmd *cmd)
 {
-    struct cu_node *node;
+    struct cu_node wanted = {.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, .cmd = *cmd};
     bool word = cmd->op == SIM_OP_WRITE32 || cmd->op == SIM_OP_WRITE64 ||
                 cmd->op == SIM_OP_WAIT32 || cmd->op == SIM_OP_WAIT64;
-    if (cmd->op > SIM_OP_PEER && !word)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    pthread_mutex_lock(&lock);
-    CUresult status = append(stream, type_of(cmd->op), &node);
-    if (status == CUDA_SUCCESS)
-        node->cmd = *cmd;
-    pthread_mutex_unlock(&lock);
-    return status;
+    return word ? take(stream, &wanted) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult cu_capture_kernel(CUstream stream, const CUDA_KERNEL_NODE_PARAMS_v2 *params)
 {
-    struct cu_node *node, wanted = {0};
+    struct cu_node wanted = {.type = CU_GRAPH_NODE_TYPE_KERNEL};
     CU_TRY(cu_node_kernel(&wanted, params));
-    pthread_mutex_lock(&lock);
-    CUresult status = append(stream, CU_GRAPH_NODE_TYPE_KERNEL, &node);
-    if (status == CUDA_SUCCESS) {
-        node->cmd = wanted.cmd;
-        node->has_kernel = true;
-        node->as.kernel = wanted.as.kernel;
-    }
-    pthread_mutex_unlock(&lock);
+    CUresult status = take(stream, &wanted);
+    if (status != CUDA_SUCCESS)
+        free(wanted.arguments);
     return status;
+}
+
+CUresult cu_capture_copy(CUstream stream, const CUDA_MEMCPY3D *copy)
+{
+    struct cu_node wanted = {.type = CU_GRAPH_NODE_TYPE_MEMCPY};
+    CU_TRY(cu_node_copy(&wanted, copy));
+    return wanted.cmd.a ? take(stream, &wanted) : CUDA_SUCCESS;
+}
+
+CUresult cu_capture_set(CUstream stream, const CUDA_MEMSET_NODE_PARAMS *set)
+{
+    struct cu_node wanted = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+    if (!set->width || !set->height)
+        return CUDA_SUCCESS;
+    CU_TRY(cu_node_set(&wanted, set));
+    return take(stream, &wanted);
 }
 
 CUresult cu_capture_host(CUstream stream, CUhostFn fn, void *data)
 {
-    struct cu_node *node;
-    pthread_mutex_lock(&lock);
-    CUresult status = append(stream, CU_GRAPH_NODE_TYPE_HOST, &node);
-    if (status == CUDA_SUCCESS) {
-        node->fn = fn;
-        node->data = data;
-    }
-    pthread_mutex_unlock(&lock);
-    return status;
+    struct cu_node wanted = {.type = CU_GRAPH_NODE_TYPE_HOST, .fn = fn, .data = data};
+    return take(stream, &wanted);
+}
+
+CUresult cu_capture_child(CUstream stream, CUgraph child)
+{
+    struct cu_node wanted = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = child};
+    return take(stream, &wanted);
 }
 
 CUresult cu_capture_record(CUevent event, CUstream stream)

@@ -2,10 +2,9 @@
  *
  * Graphs: their nodes and edges. See cu_graph.h.
  */
-#include "cu_copy.h"
+#include "cu_arguments.h"
 #include "cu_graph.h"
 #include "cu_graphmem.h"
-#include "cu_launch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +18,13 @@ CUresult cu_graph_new(CUgraph *out)
     return CUDA_SUCCESS;
 }
 
+static void free_node(struct cu_node *node)
+{
+    free(node->arguments);
+    free(node->deps);
+    cu_handle_free(CU_NODE, node);
+}
+
 void cu_graph_free(CUgraph graph)
 {
     cu_graphmem_graph_gone(graph);
@@ -27,8 +33,7 @@ void cu_graph_free(CUgraph graph)
         struct cu_node *node = graph->nodes[i];
         if (node->child)
             cu_graph_free(node->child);
-        free(node->deps);
-        cu_handle_free(CU_NODE, node);
+        free_node(node);
     }
     free(graph->nodes);
     cu_handle_free(CU_GRAPH, graph);
@@ -96,8 +101,8 @@ static bool in(const struct cu_node *node, CUgraph graph)
 }
 
 /* The program's list of dependencies without the memory nodes, which nothing waits for. */
-static CUresult make(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                     CUgraphNodeType type, struct cu_node **node)
+CUresult cu_graph_make(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
+                       CUgraphNodeType type, struct cu_node **node)
 {
     CUgraphNodeType other;
     size_t used = 0;
@@ -118,124 +123,14 @@ static CUresult make(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, 
     return status;
 }
 
-/* A node whose parameters were refused goes again: it is the newest. */
-static CUresult keep(struct cu_node *node, CUresult status)
+/* It is the newest. */
+CUresult cu_graph_keep(struct cu_node *node, CUresult status)
 {
     if (status != CUDA_SUCCESS) {
         node->graph->count--;
-        free(node->deps);
-        cu_handle_free(CU_NODE, node);
+        free_node(node);
     }
     return status;
-}
-
-CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *params)
-{
-    struct sim_cmd cmd = {.op = SIM_OP_KERNEL};
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(cu_kernel_cmd(params->func ? params->func : (CUfunction)params->kern,
-                         (uint64_t)params->gridDimX * params->gridDimY * params->gridDimZ,
-                         (uint64_t)params->blockDimX * params->blockDimY * params->blockDimZ,
-                         params->sharedMemBytes, params->kernelParams, params->extra, &cmd));
-    node->cmd = cmd;
-    node->has_kernel = true;
-    node->as.kernel = *params;
-    /* their contents were the program's, and are used up */
-    node->as.kernel.kernelParams = node->as.kernel.extra = NULL;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                         size_t n, const CUDA_KERNEL_NODE_PARAMS_v2 *params)
-{
-    struct cu_node *node;
-    CU_TRY(cu_ready());
-    CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_KERNEL, &node));
-    return keep(node, cu_node_kernel(node, params));
-}
-
-CUDA_KERNEL_NODE_PARAMS_v2 cu_kernel_params(const CUDA_KERNEL_NODE_PARAMS_v1 *old)
-{
-    return (CUDA_KERNEL_NODE_PARAMS_v2){.func = old->func,
-                                        .gridDimX = old->gridDimX,
-                                        .gridDimY = old->gridDimY,
-                                        .gridDimZ = old->gridDimZ,
-                                        .blockDimX = old->blockDimX,
-                                        .blockDimY = old->blockDimY,
-                                        .blockDimZ = old->blockDimZ,
-                                        .sharedMemBytes = old->sharedMemBytes,
-                                        .kernelParams = old->kernelParams,
-                                        .extra = old->extra};
-}
-
-CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                      size_t n, const CUDA_KERNEL_NODE_PARAMS_v1 *params)
-{
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS_v2 converted = cu_kernel_params(params);
-    return cuGraphAddKernelNode_v2(out, graph, after, n, &converted);
-}
-
-CUresult cu_node_copy(struct cu_node *node, const CUDA_MEMCPY3D *copy)
-{
-    struct sim_cmd cmd;
-    if (!copy)
-        return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(cu_copy3d_cmd(copy, &cmd));
-    node->cmd = cmd;
-    node->as.copy = *copy;
-    node->has_copy = true;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                      size_t n, const CUDA_MEMCPY3D *copy, CUcontext ctx)
-{
-    struct cu_node *node;
-    CU_TRY(cu_ready());
-    if (ctx && !cu_handle_ok(CU_CTX, ctx))
-        return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_MEMCPY, &node));
-    return keep(node, cu_node_copy(node, copy));
-}
-
-CUresult cu_node_set(struct cu_node *node, const CUDA_MEMSET_NODE_PARAMS *set)
-{
-    size_t bytes;
-    if (!set || !cu_memory_known(set->dst) || !set->width || !set->height ||
-        (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4) ||
-        __builtin_mul_overflow(set->width * set->elementSize, set->height, &bytes))
-        return CUDA_ERROR_INVALID_VALUE;
-    node->as.set = *set;
-    node->has_set = true;
-    node->cmd = (struct sim_cmd){.op = SIM_OP_MEMSET, .a = bytes};
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                      size_t n, const CUDA_MEMSET_NODE_PARAMS *set, CUcontext ctx)
-{
-    struct cu_node *node;
-    CU_TRY(cu_ready());
-    if (ctx && !cu_handle_ok(CU_CTX, ctx))
-        return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_MEMSET, &node));
-    return keep(node, cu_node_set(node, set));
-}
-
-CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                    size_t n, const CUDA_HOST_NODE_PARAMS *params)
-{
-    struct cu_node *node;
-    CU_TRY(cu_ready());
-    if (!params || !params->fn)
-        return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_HOST, &node));
-    node->fn = params->fn;
-    node->data = params->userData;
-    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
@@ -243,7 +138,18 @@ CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgr
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
-    return make(out, graph, after, n, CU_GRAPH_NODE_TYPE_EMPTY, &node);
+    return cu_graph_make(out, graph, after, n, CU_GRAPH_NODE_TYPE_EMPTY, &node);
+}
+
+void cu_node_become(struct cu_node *node, const struct cu_node *wanted)
+{
+    struct cu_node fresh = *wanted;
+    fresh.magic = node->magic;
+    fresh.graph = node->graph;
+    fresh.index = node->index;
+    fresh.deps = node->deps;
+    fresh.ndeps = node->ndeps;
+    *node = fresh;
 }
 
 static CUresult copy_into(CUgraph to, CUgraph from)
@@ -254,13 +160,12 @@ static CUresult copy_into(CUgraph to, CUgraph from)
         struct cu_node *node;
         CU_TRY(cu_graph_add(to, NULL, 0, old->type, &node));
         struct cu_node fresh = *old;
-        fresh.graph = to;
         fresh.origin = old;
-        fresh.index = i;
-        fresh.deps = NULL;
-        fresh.ndeps = 0;
         fresh.child = NULL;
-        *node = fresh;
+        fresh.arguments = NULL;
+        cu_node_become(node, &fresh);
+        if (old->arguments)
+            CU_TRY(cu_arguments_copy(&node->as.kernel, old->arguments, &node->arguments));
         if (old->child) {
             CU_TRY(cu_graph_new(&node->child));
             CU_TRY(copy_into(node->child, old->child));
@@ -272,7 +177,7 @@ static CUresult copy_into(CUgraph to, CUgraph from)
     return CUDA_SUCCESS;
 }
 
-static CUresult duplicate(CUgraph *out, CUgraph from)
+CUresult cu_graph_duplicate(CUgraph *out, CUgraph from)
 {
     CU_TRY(cu_graph_new(out));
     CUresult status = copy_into(*out, from);
@@ -284,7 +189,8 @@ static CUresult duplicate(CUgraph *out, CUgraph from)
 CUresult CUDAAPI cuGraphClone(CUgraph *out, CUgraph from)
 {
     CU_TRY(cu_ready());
-    return out && cu_handle_ok(CU_GRAPH, from) ? duplicate(out, from) : CUDA_ERROR_INVALID_VALUE;
+    return out && cu_handle_ok(CU_GRAPH, from) ? cu_graph_duplicate(out, from)
+                                               : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
@@ -294,20 +200,8 @@ CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const
     CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_GRAPH, child) || child == graph)
         return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_GRAPH, &node));
-    return keep(node, duplicate(&node->child, child));
-}
-
-/* It is the parent's from now on, with its memory nodes, which no copy could have. */
-static CUresult move_child(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                           CUgraph child)
-{
-    struct cu_node *node;
-    if (!cu_handle_ok(CU_GRAPH, child) || child == graph)
-        return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_GRAPH, &node));
-    node->child = child;
-    return CUDA_SUCCESS;
+    CU_TRY(cu_graph_make(out, graph, after, n, CU_GRAPH_NODE_TYPE_GRAPH, &node));
+    return cu_graph_keep(node, cu_graph_duplicate(&node->child, child));
 }
 
 CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *out)
@@ -318,74 +212,6 @@ CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *out)
         return CUDA_ERROR_INVALID_VALUE;
     *out = node->child;
     return CUDA_SUCCESS;
-}
-
-static CUresult add_memory(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                           CUDA_MEM_ALLOC_NODE_PARAMS_v2 *params)
-{
-    CUDA_MEM_ALLOC_NODE_PARAMS wanted = {.poolProps = params->poolProps,
-                                         .bytesize = params->bytesize};
-    CU_TRY(cuGraphAddMemAllocNode(out, graph, after, n, &wanted));
-    params->dptr = wanted.dptr;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                                CUgraphNodeParams *params)
-{
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    const CUDA_KERNEL_NODE_PARAMS_v3 *kernel = &params->kernel;
-    CUDA_KERNEL_NODE_PARAMS_v2 launch = {.func = kernel->func,
-                                         .gridDimX = kernel->gridDimX,
-                                         .gridDimY = kernel->gridDimY,
-                                         .gridDimZ = kernel->gridDimZ,
-                                         .blockDimX = kernel->blockDimX,
-                                         .blockDimY = kernel->blockDimY,
-                                         .blockDimZ = kernel->blockDimZ,
-                                         .sharedMemBytes = kernel->sharedMemBytes,
-                                         .kernelParams = kernel->kernelParams,
-                                         .extra = kernel->extra,
-                                         .kern = kernel->kern,
-                                         .ctx = kernel->ctx};
-    CUDA_MEMSET_NODE_PARAMS set = {.dst = params->memset.dst,
-                                   .pitch = params->memset.pitch,
-                                   .value = params->memset.value,
-                                   .elementSize = params->memset.elementSize,
-                                   .width = params->memset.width,
-                                   .height = params->memset.height};
-    CUDA_HOST_NODE_PARAMS host = {.fn = params->host.fn, .userData = params->host.userData};
-    switch (params->type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-        return cuGraphAddKernelNode_v2(out, graph, after, n, &launch);
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-        return cuGraphAddMemcpyNode(out, graph, after, n, &params->memcpy.copyParams,
-                                    params->memcpy.copyCtx);
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-        return cuGraphAddMemsetNode(out, graph, after, n, &set, params->memset.ctx);
-    case CU_GRAPH_NODE_TYPE_HOST:
-        return cuGraphAddHostNode(out, graph, after, n, &host);
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-        return params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
-                   ? move_child(out, graph, after, n, params->graph.graph)
-                   : cuGraphAddChildGraphNode(out, graph, after, n, params->graph.graph);
-    case CU_GRAPH_NODE_TYPE_EMPTY:
-        return cuGraphAddEmptyNode(out, graph, after, n);
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
-        return add_memory(out, graph, after, n, &params->alloc);
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-        return cuGraphAddMemFreeNode(out, graph, after, n, params->free.dptr);
-    default:
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-}
-
-CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                   const CUgraphEdgeData *edges, size_t n,
-                                   CUgraphNodeParams *params)
-{
-    (void)edges; /* programmatic launches start with the full dependency here */
-    return cuGraphAddNode(out, graph, after, n, params);
 }
 
 CUresult CUDAAPI cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from,

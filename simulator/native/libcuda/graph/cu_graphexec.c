@@ -1,44 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Executable graphs. Instantiation puts the nodes in order and deals them out to branches: a node
- * follows in the branch of a node that it depends on, or begins one of its own. A launch submits
- * branch 0 to the program's stream and the others to streams of the executable graph, with waits
- * between them: one launch latency, kernels of different branches one after the other as the card
- * has them, copies beside kernels.
+ * Executable graphs. Each has a copy of the graph that it was made of. Instantiation puts its nodes
+ * in order and deals them out to branches: a node follows in the branch of a node that it depends
+ * on, or begins one of its own. A launch submits branch 0 to the program's stream and the others to
+ * streams of the executable graph, with waits between them: one launch latency, kernels of
+ * different branches one after the other as the card has them, copies beside kernels. Launched into
+ * a capture it becomes a child node there.
  */
-#include "cu_copy.h"
-#include "cu_graph.h"
+#include "cu_capture.h"
+#include "cu_graphexec.h"
 #include "cu_graphmem.h"
 #include "cu_launch.h"
 #include "cu_stream.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#define BRANCHES 32u /* more run one after the other in the last one */
-
-struct item {
-    struct cu_node node; /* a copy; deps unused */
-    const struct cu_node *origin;
-    size_t *deps, ndeps; /* earlier items */
-    unsigned branch;
-    uint64_t seq; /* of the newest launch */
-};
-
-struct CUgraphExec_st {
-    enum cu_magic magic;
-    struct item *items;
-    size_t count;
-    unsigned nbranches;
-    unsigned long long flags;
-    CUstream streams[BRANCHES]; /* of branches from 1 */
-    CUcontext ctx;              /* where they are */
-    CUstream last_stream;       /* of the newest launch */
-    struct cu_owned *owned;     /* references to user objects */
-    pthread_mutex_t lock;
-};
-
-_Static_assert(sizeof(struct CUgraphExec_st) <= CU_EXEC_SIZE, "the arena's items are too small");
 
 /* ---- instantiation ---- */
 
@@ -51,11 +26,11 @@ static size_t count_nodes(CUgraph graph)
 }
 
 struct build {
-    struct item *items;
+    struct cu_item *items;
     size_t count;
 };
 
-static bool add_dep(struct item *item, size_t dep)
+static bool add_dep(struct cu_item *item, size_t dep)
 {
     size_t *grown = realloc(item->deps, (item->ndeps + 1) * sizeof *grown);
     if (!grown)
@@ -65,7 +40,7 @@ static bool add_dep(struct item *item, size_t dep)
     return true;
 }
 
-static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node,
+static CUresult place(struct build *build, struct cu_node *node, const size_t *of_node,
                       const size_t *entry);
 
 /* The nodes of a graph in an order in which each comes after those it depends on. entry: an item
@@ -79,7 +54,7 @@ static CUresult place_all(struct build *build, CUgraph graph, const size_t *entr
     for (bool moved = true; status == CUDA_SUCCESS && moved && done < graph->count;) {
         moved = false;
         for (size_t i = 0; i < graph->count && status == CUDA_SUCCESS; i++) {
-            const struct cu_node *node = graph->nodes[i];
+            struct cu_node *node = graph->nodes[i];
             bool free_to_go = of_node[i] == SIZE_MAX;
             for (size_t k = 0; k < node->ndeps; k++)
                 free_to_go &= of_node[node->deps[k]->index] != SIZE_MAX;
@@ -98,10 +73,11 @@ static CUresult place_all(struct build *build, CUgraph graph, const size_t *entr
 
 /* A child graph: its nodes between an item that waits for the node's dependencies, and the node
  * itself, which waits for all of them. */
-static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node,
+static CUresult place(struct build *build, struct cu_node *node, const size_t *of_node,
                       const size_t *entry)
 {
-    struct item fresh = {.node = *node, .origin = node};
+    static struct cu_node nothing = {.type = CU_GRAPH_NODE_TYPE_EMPTY};
+    struct cu_item fresh = {.node = node, .origin = node->origin};
     bool ok = true;
     for (size_t k = 0; k < node->ndeps && ok; k++)
         ok = add_dep(&fresh, of_node[node->deps[k]->index]);
@@ -114,7 +90,7 @@ static CUresult place(struct build *build, const struct cu_node *node, const siz
         return CUDA_SUCCESS;
     size_t before = build->count - 1;
     CU_TRY(place_all(build, node->child, &before));
-    struct item end = {.node = {.type = CU_GRAPH_NODE_TYPE_EMPTY}, .origin = NULL};
+    struct cu_item end = {.node = &nothing};
     for (size_t i = before; i < build->count && ok; i++)
         ok = add_dep(&end, i);
     build->items[build->count++] = end;
@@ -123,21 +99,21 @@ static CUresult place(struct build *build, const struct cu_node *node, const siz
 
 static void deal_out(CUgraphExec exec)
 {
-    size_t tail[BRANCHES];
+    size_t tail[CU_BRANCHES];
     for (size_t i = 0; i < exec->count; i++) {
-        struct item *item = &exec->items[i];
-        unsigned branch = BRANCHES;
-        for (size_t k = 0; k < item->ndeps && branch == BRANCHES; k++)
+        struct cu_item *item = &exec->items[i];
+        unsigned branch = CU_BRANCHES;
+        for (size_t k = 0; k < item->ndeps && branch == CU_BRANCHES; k++)
             if (tail[exec->items[item->deps[k]].branch] == item->deps[k])
                 branch = exec->items[item->deps[k]].branch;
-        if (branch == BRANCHES)
-            branch = exec->nbranches < BRANCHES ? exec->nbranches++ : BRANCHES - 1;
+        if (branch == CU_BRANCHES)
+            branch = exec->nbranches < CU_BRANCHES ? exec->nbranches++ : CU_BRANCHES - 1;
         item->branch = branch;
         tail[branch] = i;
     }
 }
 
-static void free_items(struct item *items, size_t count)
+static void free_items(struct cu_item *items, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         free(items[i].deps);
@@ -155,17 +131,21 @@ static CUresult holdings_of(CUgraph graph, CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
-static CUresult instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags)
+CUresult cu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags)
 {
+    CUgraph own;
     if (!out || !cu_handle_ok(CU_GRAPH, graph) || graph->capturing)
         return CUDA_ERROR_INVALID_VALUE;
-    struct build build = {.items = calloc(2 * count_nodes(graph) + 1, sizeof *build.items)};
-    CUresult status = build.items ? place_all(&build, graph, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+    CU_TRY(cu_graph_duplicate(&own, graph));
+    struct build build = {.items = calloc(2 * count_nodes(own) + 1, sizeof *build.items)};
+    CUresult status = build.items ? place_all(&build, own, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
     CUgraphExec exec = status == CUDA_SUCCESS ? cu_handle_new(CU_EXEC) : NULL;
     if (!exec) {
         free_items(build.items, build.count);
+        cu_graph_free(own);
         return status == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : status;
     }
+    exec->graph = own;
     exec->items = build.items;
     exec->count = build.count;
     exec->flags = flags;
@@ -179,7 +159,7 @@ CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
                                              unsigned long long flags)
 {
     CU_TRY(cu_ready());
-    return instantiate(out, graph, flags);
+    return cu_graph_instantiate(out, graph, flags);
 }
 
 CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *node,
@@ -190,7 +170,7 @@ CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphN
         *node = NULL;
     if (log && size)
         *log = 0;
-    return instantiate(out, graph, 0);
+    return cu_graph_instantiate(out, graph, 0);
 }
 
 CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *node, char *log,
@@ -205,7 +185,7 @@ static CUresult with_params(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTI
     CU_TRY(cu_ready());
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult status = instantiate(out, graph, params->flags);
+    CUresult status = cu_graph_instantiate(out, graph, params->flags);
     if (status == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
         status = pt ? cuGraphUpload_ptsz(*out, params->hUploadStream)
                     : cuGraphUpload(*out, params->hUploadStream);
@@ -229,15 +209,14 @@ CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
 
 static void drop_streams(CUgraphExec exec)
 {
-    for (unsigned i = 1; i < BRANCHES; i++)
+    for (unsigned i = 1; i < CU_BRANCHES; i++)
         if (exec->streams[i]) {
             cuStreamDestroy_v2(exec->streams[i]);
             exec->streams[i] = NULL;
         }
 }
 
-/* Where its newest launch is; NULL: there is none, or nothing of it can still run. */
-static CUstream busy_in(CUgraphExec exec)
+CUstream cu_graph_busy_in(CUgraphExec exec)
 {
     CUstream stream = exec->last_stream;
     if (!stream || !cu_handle_ok(CU_CTX, exec->ctx))
@@ -254,9 +233,10 @@ CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
     if (!cu_handle_ok(CU_EXEC, exec))
         return CUDA_ERROR_INVALID_VALUE;
     cu_graphmem_exec_gone(exec);
-    cu_owned_release(&exec->owned, busy_in(exec));
+    cu_owned_release(&exec->owned, cu_graph_busy_in(exec));
     drop_streams(exec);
     free_items(exec->items, exec->count);
+    cu_graph_free(exec->graph);
     cu_handle_free(CU_EXEC, exec);
     return CUDA_SUCCESS;
 }
@@ -280,21 +260,22 @@ static CUresult open_streams(CUgraphExec exec, CUcontext ctx)
     return CUDA_SUCCESS;
 }
 
-static CUresult run_item(CUgraphExec exec, struct item *item, bool first)
+static CUresult run_item(CUgraphExec exec, struct cu_item *item, bool first)
 {
     CUstream stream = exec->streams[item->branch];
-    struct sim_cmd cmd = item->node.cmd;
+    const struct cu_node *node = item->node;
+    struct sim_cmd cmd = node->cmd;
     for (size_t k = 0; k < item->ndeps; k++) {
-        const struct item *dep = &exec->items[item->deps[k]];
+        const struct cu_item *dep = &exec->items[item->deps[k]];
         CU_TRY(wait_for(stream, exec->streams[dep->branch], dep->seq));
     }
-    CU_TRY(cu_node_contents(&item->node));
+    CU_TRY(cu_node_contents(node));
     if (!first)
         cmd.flags |= SIM_CMD_NODE;
     if (cmd.op)
         CU_TRY(cu_push(stream, &cmd, cmd.op > SIM_OP_PEER, NULL));
-    if (item->node.fn)
-        CU_TRY(cu_host_call(stream, item->node.fn, item->node.data));
+    if (node->fn)
+        CU_TRY(cu_host_call(stream, node->fn, node->data));
     item->seq = stream->last_seq;
     return CUDA_SUCCESS;
 }
@@ -317,11 +298,27 @@ static CUresult launch_locked(CUgraphExec exec, CUstream stream)
     }
     for (size_t i = 0; i < exec->count; i++) {
         CU_TRY(run_item(exec, &exec->items[i], first));
-        first &= exec->items[i].node.cmd.op != SIM_OP_KERNEL;
+        first &= exec->items[i].node->cmd.op != SIM_OP_KERNEL;
     }
     for (unsigned i = 1; i < exec->nbranches; i++)
         CU_TRY(wait_for(stream, exec->streams[i], exec->streams[i]->last_seq));
     return CUDA_SUCCESS;
+}
+
+/* A child as it is now: what changes in the executable graph later stays there. */
+static CUresult capture_launch(CUgraphExec exec, CUstream stream)
+{
+    CUgraph child;
+    if (cu_graphmem_used(exec))
+        return CUDA_ERROR_NOT_SUPPORTED; /* no copy of a graph has its memory */
+    pthread_mutex_lock(&exec->lock);
+    CUresult status = cu_graph_duplicate(&child, exec->graph);
+    pthread_mutex_unlock(&exec->lock);
+    CU_TRY(status);
+    status = cu_capture_child(stream, child);
+    if (status != CUDA_SUCCESS)
+        cu_graph_free(child);
+    return status;
 }
 
 static CUresult launch_graph(CUgraphExec exec, CUstream handle, bool pt)
@@ -331,7 +328,7 @@ static CUresult launch_graph(CUgraphExec exec, CUstream handle, bool pt)
     if (!cu_handle_ok(CU_EXEC, exec))
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* it would become a child graph */
+        return capture_launch(exec, stream);
     CU_TRY(cu_graphmem_before_launch(exec));
     CU_TRY(cu_graphmem_launch(exec, exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
     pthread_mutex_lock(&exec->lock); /* an executable graph runs once at a time */
@@ -350,132 +347,3 @@ static CUresult upload_graph(CUgraphExec exec, CUstream handle, bool pt)
 }
 CU_BOTH(cuGraphUpload, cuGraphUpload_ptsz, upload_graph, (CUgraphExec exec, CUstream stream), exec,
         stream)
-
-/* ---- changes ---- */
-
-static CUresult kernel(struct cu_node *node, const void *params)
-{
-    return cu_node_kernel(node, params);
-}
-
-static CUresult copy(struct cu_node *node, const void *params)
-{
-    return cu_node_copy(node, params);
-}
-
-static CUresult set(struct cu_node *node, const void *params)
-{
-    return cu_node_set(node, params);
-}
-
-static CUresult host(struct cu_node *node, const void *params)
-{
-    const CUDA_HOST_NODE_PARAMS *wanted = params;
-    if (!wanted || !wanted->fn)
-        return CUDA_ERROR_INVALID_VALUE;
-    node->fn = wanted->fn;
-    node->data = wanted->userData;
-    return CUDA_SUCCESS;
-}
-
-/* The executable graph's own node changes; the graph that it was made of does not. */
-static CUresult change(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type,
-                       CUresult (*with)(struct cu_node *, const void *), const void *params)
-{
-    CUresult status = CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_EXEC, exec) || !node)
-        return status;
-    pthread_mutex_lock(&exec->lock);
-    for (size_t i = 0; i < exec->count; i++)
-        if ((CUgraphNode)exec->items[i].origin == node && exec->items[i].node.type == type)
-            status = with(&exec->items[i].node, params);
-    pthread_mutex_unlock(&exec->lock);
-    return status;
-}
-
-CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
-                                                   const CUDA_KERNEL_NODE_PARAMS_v2 *params)
-{
-    return change(exec, node, CU_GRAPH_NODE_TYPE_KERNEL, kernel, params);
-}
-
-CUresult CUDAAPI cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                                const CUDA_KERNEL_NODE_PARAMS_v1 *params)
-{
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS_v2 converted = cu_kernel_params(params);
-    return cuGraphExecKernelNodeSetParams_v2(exec, node, &converted);
-}
-
-CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                                const CUDA_MEMCPY3D *params, CUcontext ctx)
-{
-    (void)ctx;
-    return change(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, copy, params);
-}
-
-CUresult CUDAAPI cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                                const CUDA_MEMSET_NODE_PARAMS *params,
-                                                CUcontext ctx)
-{
-    (void)ctx;
-    return change(exec, node, CU_GRAPH_NODE_TYPE_MEMSET, set, params);
-}
-
-CUresult CUDAAPI cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                              const CUDA_HOST_NODE_PARAMS *params)
-{
-    return change(exec, node, CU_GRAPH_NODE_TYPE_HOST, host, params);
-}
-
-static bool same_shape(const struct CUgraphExec_st *a, const struct CUgraphExec_st *b)
-{
-    bool same = a->count == b->count;
-    for (size_t i = 0; same && i < a->count; i++) {
-        const struct item *x = &a->items[i], *y = &b->items[i];
-        same = x->node.type == y->node.type && x->ndeps == y->ndeps &&
-               (!x->ndeps || memcmp(x->deps, y->deps, x->ndeps * sizeof *x->deps) == 0);
-    }
-    return same;
-}
-
-CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
-                                      CUgraphExecUpdateResultInfo *info)
-{
-    CUgraphExec fresh;
-    CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_EXEC, exec) || !info)
-        return CUDA_ERROR_INVALID_VALUE;
-    *info = (CUgraphExecUpdateResultInfo){.result = CU_GRAPH_EXEC_UPDATE_ERROR};
-    CU_TRY(instantiate(&fresh, graph, exec->flags));
-    pthread_mutex_lock(&exec->lock);
-    bool same = same_shape(exec, fresh);
-    /* the nodes are the other graph's; SetParams still goes by those that it was made of */
-    if (same) {
-        struct cu_owned *before = exec->owned;
-        for (size_t i = 0; i < exec->count; i++)
-            exec->items[i].node = fresh->items[i].node;
-        exec->owned = fresh->owned;
-        fresh->owned = NULL;
-        cu_owned_release(&before, busy_in(exec));
-    }
-    pthread_mutex_unlock(&exec->lock);
-    cuGraphExecDestroy(fresh);
-    info->result =
-        same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-    return same ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-}
-
-CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
-                                   CUgraphExecUpdateResult *result)
-{
-    CUgraphExecUpdateResultInfo info = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
-    CUresult status = cuGraphExecUpdate_v2(exec, graph, &info);
-    if (node)
-        *node = NULL;
-    if (result)
-        *result = info.result;
-    return status;
-}

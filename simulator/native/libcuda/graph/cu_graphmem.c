@@ -112,6 +112,16 @@ CUresult cu_graphmem_launch(CUgraphExec exec, bool frees_first)
     return status;
 }
 
+bool cu_graphmem_used(CUgraphExec exec)
+{
+    bool used = false;
+    pthread_mutex_lock(&lock);
+    for (const struct use *at = uses; at && !used; at = at->next)
+        used = at->exec == exec;
+    pthread_mutex_unlock(&lock);
+    return used;
+}
+
 static CUresult add_use(CUgraphExec exec, struct owned *owned, bool frees)
 {
     struct use *use = malloc(sizeof *use);

@@ -11,6 +11,7 @@ CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool 
                                    CUstream stream);
 CUresult cu_graphmem_capture_free(CUdeviceptr ptr, CUstream stream);
 CUresult cu_graphmem_instantiated(CUgraph graph, CUgraphExec exec);
+bool cu_graphmem_used(CUgraphExec exec); /* it takes or frees memory */
 CUresult cu_graphmem_before_launch(CUgraphExec exec);
 /* frees_first: what the launch before left is freed, else the launch is refused */
 CUresult cu_graphmem_launch(CUgraphExec exec, bool frees_first);

@@ -1,140 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What programs ask of graphs and nodes, and new parameters of nodes.
+ * What programs ask of graphs: their nodes, edges, and a picture.
  */
 #include "cu_graph.h"
 #include "cu_graphmem.h"
 
 #include <stdio.h>
-
-static CUresult node_of(CUgraphNode handle, CUgraphNodeType type, struct cu_node **node)
-{
-    CU_TRY(cu_ready());
-    *node = (struct cu_node *)handle;
-    return cu_handle_ok(CU_NODE, *node) && (*node)->type == type ? CUDA_SUCCESS
-                                                                 : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* ---- parameters ---- */
-
-CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode handle,
-                                               const CUDA_KERNEL_NODE_PARAMS_v2 *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_KERNEL, &node));
-    return cu_node_kernel(node, params);
-}
-
-CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode handle,
-                                               CUDA_KERNEL_NODE_PARAMS_v2 *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_KERNEL, &node));
-    if (!params || !node->has_kernel)
-        /* a captured launch keeps its cost alone */
-        return params ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-    *params = node->as.kernel;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode handle,
-                                            const CUDA_KERNEL_NODE_PARAMS_v1 *params)
-{
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUDA_KERNEL_NODE_PARAMS_v2 converted = cu_kernel_params(params);
-    return cuGraphKernelNodeSetParams_v2(handle, &converted);
-}
-
-CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v1 *params)
-{
-    CUDA_KERNEL_NODE_PARAMS_v2 wide;
-    CU_TRY(cuGraphKernelNodeGetParams_v2(handle, params ? &wide : NULL));
-    *params = (CUDA_KERNEL_NODE_PARAMS_v1){.func = wide.func,
-                                           .gridDimX = wide.gridDimX,
-                                           .gridDimY = wide.gridDimY,
-                                           .gridDimZ = wide.gridDimZ,
-                                           .blockDimX = wide.blockDimX,
-                                           .blockDimY = wide.blockDimY,
-                                           .blockDimZ = wide.blockDimZ,
-                                           .sharedMemBytes = wide.sharedMemBytes,
-                                           .kernelParams = wide.kernelParams,
-                                           .extra = wide.extra};
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode handle, CUDA_MEMCPY3D *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_MEMCPY, &node));
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    const struct sim_cmd *cmd = &node->cmd; /* a captured one is linear */
-    *params = node->has_copy ? node->as.copy
-                             : (CUDA_MEMCPY3D){.dstMemoryType = CU_MEMORYTYPE_UNIFIED,
-                                               .dstDevice = cmd->b,
-                                               .srcMemoryType = CU_MEMORYTYPE_UNIFIED,
-                                               .srcDevice = cmd->c,
-                                               .WidthInBytes = cmd->a,
-                                               .Height = 1,
-                                               .Depth = 1};
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_MEMCPY, &node));
-    return cu_node_copy(node, params);
-}
-
-CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode handle, CUDA_MEMSET_NODE_PARAMS *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_MEMSET, &node));
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    const struct sim_cmd *cmd = &node->cmd; /* a captured one: destination, value with width */
-    unsigned width = (unsigned)(cmd->c >> 32);
-    *params = node->has_set ? node->as.set
-                            : (CUDA_MEMSET_NODE_PARAMS){.dst = cmd->b,
-                                                        .value = (unsigned)cmd->c,
-                                                        .elementSize = width,
-                                                        .width = width ? cmd->a / width : 0,
-                                                        .height = 1};
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphMemsetNodeSetParams(CUgraphNode handle,
-                                            const CUDA_MEMSET_NODE_PARAMS *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_MEMSET, &node));
-    return cu_node_set(node, params);
-}
-
-CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode handle, CUDA_HOST_NODE_PARAMS *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_HOST, &node));
-    if (!params)
-        return CUDA_ERROR_INVALID_VALUE;
-    *params = (CUDA_HOST_NODE_PARAMS){.fn = node->fn, .userData = node->data};
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuGraphHostNodeSetParams(CUgraphNode handle, const CUDA_HOST_NODE_PARAMS *params)
-{
-    struct cu_node *node;
-    CU_TRY(node_of(handle, CU_GRAPH_NODE_TYPE_HOST, &node));
-    if (!params || !params->fn)
-        return CUDA_ERROR_INVALID_VALUE;
-    node->fn = params->fn;
-    node->data = params->userData;
-    return CUDA_SUCCESS;
-}
-
-/* ---- queries ---- */
 
 CUresult CUDAAPI cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
 {
@@ -274,7 +145,10 @@ static void print_node(FILE *file, const struct cu_node *node)
 {
     static const char *const names[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "GRAPH", "EMPTY"};
     const char *type = node->type < sizeof names / sizeof *names ? names[node->type] : "OTHER";
-    const char *kernel = node->has_kernel && node->as.kernel.func ? node->as.kernel.func->name : "";
+    const char *kernel =
+        node->type == CU_GRAPH_NODE_TYPE_KERNEL && cu_handle_ok(CU_FUNCTION, node->as.kernel.func)
+            ? node->as.kernel.func->name
+            : "";
     fprintf(file, "  \"node_%zu\" [label=\"%zu %s%s", node->index, node->index, type,
             *kernel ? " " : "");
     for (; *kernel; kernel++) /* no byte of a name may end the string */

@@ -105,6 +105,10 @@ CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);
 bool cu_memory_is_device(CUdeviceptr ptr);
+/* CUDA_SUCCESS: all of it may be accessed at once, as far as the driver knows it */
+CUresult cu_memory_reach(CUdeviceptr ptr, size_t bytes);
+/* which of the copies it is, SIM_OP_HTOD to SIM_OP_PEER, by where memory is */
+uint32_t cu_memory_direction(CUdeviceptr dst, CUdeviceptr src);
 /* CUDA_SUCCESS: within one managed allocation (cu_copy2d.c) */
 CUresult cu_memory_managed(CUdeviceptr ptr, size_t bytes);
 

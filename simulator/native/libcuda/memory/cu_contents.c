@@ -69,6 +69,14 @@ static CUresult side(CUdeviceptr ptr, size_t *bytes, uint8_t **address)
     return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+CUresult cu_memory_reach(CUdeviceptr ptr, size_t bytes)
+{
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    CUresult status = reach(ptr, bytes);
+    pthread_rwlock_unlock(&cu_alloc_lock);
+    return status;
+}
+
 bool cu_memory_known(CUdeviceptr ptr)
 {
     pthread_rwlock_rdlock(&cu_alloc_lock);
@@ -168,11 +176,38 @@ CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address)
     return status == CUDA_SUCCESS && part < bytes ? CUDA_ERROR_INVALID_VALUE : status;
 }
 
+/* The lock is held: the entry, if it is memory of a card. */
+static const struct cu_alloc *of_card(CUdeviceptr ptr)
+{
+    const struct cu_alloc *alloc = cu_alloc_find(ptr);
+    return alloc && alloc->kind <= MANAGED ? alloc : NULL;
+}
+
 bool cu_memory_is_device(CUdeviceptr ptr)
 {
     pthread_rwlock_rdlock(&cu_alloc_lock);
-    const struct cu_alloc *alloc = cu_alloc_find(ptr);
-    bool is = alloc && alloc->kind <= MANAGED;
+    bool is = of_card(ptr) != NULL;
     pthread_rwlock_unlock(&cu_alloc_lock);
     return is;
+}
+
+/* NULL: managed memory of no context, which is everywhere. */
+static const struct cu_device *card_of(const struct cu_alloc *alloc)
+{
+    if (alloc->kind == VIRTUAL)
+        return &cu.devices[alloc->flags];
+    return alloc->ctx ? alloc->ctx->device : NULL;
+}
+
+uint32_t cu_memory_direction(CUdeviceptr dst, CUdeviceptr src)
+{
+    uint32_t op = SIM_OP_DTOD;
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    const struct cu_alloc *to = of_card(dst), *from = of_card(src);
+    if (!to || !from)
+        op = to ? SIM_OP_HTOD : SIM_OP_DTOH;
+    else if (card_of(to) && card_of(from) && card_of(to) != card_of(from))
+        op = SIM_OP_PEER;
+    pthread_rwlock_unlock(&cu_alloc_lock);
+    return op;
 }
