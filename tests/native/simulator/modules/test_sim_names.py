@@ -114,3 +114,22 @@ def test_a_stub_says_its_name_if_it_is_asked_to(sim: Simulator, value: str | Non
 def test_faults_reach_stubs(sim: Simulator) -> None:
     sim.control("error call=cuTexObjectCreate code=2")
     assert run(sim, "print(Cuda().raw('cuTexObjectCreate', None, None, None, None))") == "2\n"
+
+
+def test_the_kernels_of_a_module_are_walked_through_as_cufft_does(sim: Simulator) -> None:
+    out = run(
+        sim,
+        """
+    g = Cuda(); table = c.c_void_p(); names = []; name = c.c_char_p()
+    uuid = (c.c_ubyte * 16)(*bytes.fromhex("6e163fbeb958444d835ce182aff1991e"))
+    g.call("cuGetExportTable", c.byref(table), uuid)
+    def visit(user, function, unknown):
+        g.call("cuFuncGetName", c.byref(name), c.c_void_p(function))
+        names.append((user, name.value.decode())); return 0
+    visitor = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p)(visit)
+    slots = c.cast(table, c.POINTER(c.c_void_p))
+    walk = c.CFUNCTYPE(c.c_int, *[c.c_void_p] * 4)(slots[7])
+    print(walk(g.ctx, g.module, visitor, 5), names, walk(g.ctx, None, visitor, 5), len(names))
+    """,
+    )
+    assert out.strip() == "1 [(5, 'other'), (5, 'qgpu_work')] 0 2"
