@@ -100,6 +100,13 @@ $(BUILD)/test/shim-unit: $(SHIM_UNIT) \
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) \
 	  -o $@ $(SHIM_UNIT)
 
+SHIM_IMAGE := tests/native/programs/units/image_unit.c $(wildcard $(SHIM_DIR)/base/image*.c)
+NATIVE += $(BUILD)/test/shim-image-unit
+$(BUILD)/test/shim-image-unit: $(SHIM_IMAGE) $(SHIM_DIR)/base/image.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) \
+	  -o $@ $(SHIM_IMAGE) -ldl -lpthread
+
 NATIVE += $(BUILD)/test/shim-place-unit
 $(BUILD)/test/shim-place-unit: tests/native/programs/units/place_unit.c $(SHIM_DIR)/memory/place.h
 	@mkdir -p $(@D)

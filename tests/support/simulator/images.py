@@ -105,7 +105,8 @@ def _variables(
             at = strings.add(variable.name)
             symbols += _symbol(at, 0x01, other, len(sections), size, variable.size)
             size += variable.size
-            data += variable.init.ljust(variable.size, b"\0")
+            if name != ".nv.global":
+                data += variable.init.ljust(variable.size, b"\0")
         if mine and name == ".nv.global":
             sections.append(_Section(name, _SHT_NOBITS, b"", size))
         elif mine:
