@@ -121,6 +121,10 @@ struct CUctx_st {
     uint8_t event_used[SIM_EVENTS];
     CUmemoryPool pool;
     struct cu_stored *stored; /* cu_storage.c */
+    struct {                  /* cu_limit.c */
+        size_t value;
+        uint64_t charge; /* number of an allocation of the card; 0: none */
+    } limits[CU_LIMIT_MAX];
     struct {
         bool own_client;
         struct cu_rm_place place;

@@ -15,6 +15,9 @@ CUresult cu_sticky(CUcontext ctx); /* the error that the context is in, CUDA_SUC
 CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *device);
 CUresult cu_context_end(CUcontext ctx);
 
+/* cu_limit.c: a context begins with the usual limits; what they take goes with it */
+void cu_limits_start(CUcontext ctx);
+
 /* cu_primary.c */
 CUresult cu_primary_handle(CUdevice dev, CUcontext *out);
 struct cu_device *cu_primary_of(CUcontext ctx); /* NULL: no handle of a primary context */

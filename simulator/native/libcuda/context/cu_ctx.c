@@ -96,6 +96,7 @@ CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *devic
     for (unsigned i = 0; i < SIM_STREAM_PT_N; i++)
         cu_stream_setup(&ctx->per_thread[i], ctx, SIM_STREAM_PT + i, 0);
     ctx->next_stream = SIM_STREAM_USER;
+    cu_limits_start(ctx);
     status = cu_rm_context(ctx);
     if (status != CUDA_SUCCESS)
         remove_from_card(ctx);
@@ -343,26 +344,6 @@ CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *least, int *greatest)
         *least = 0;
     if (greatest)
         *greatest = -5;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
-{
-    CUcontext ctx;
-    (void)value;
-    CU_TRY(cu_current(&ctx));
-    return limit < CU_LIMIT_MAX ? CUDA_SUCCESS : CUDA_ERROR_UNSUPPORTED_LIMIT;
-}
-
-CUresult CUDAAPI cuCtxGetLimit(size_t *value, CUlimit limit)
-{
-    CUcontext ctx;
-    CU_TRY(cu_current(&ctx));
-    if (!value || limit >= CU_LIMIT_MAX)
-        return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    *value = limit == CU_LIMIT_STACK_SIZE         ? 1024
-             : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? 8u << 20
-                                                  : 0;
     return CUDA_SUCCESS;
 }
 

@@ -112,6 +112,12 @@ CUresult cu_globals_load(CUmodule module, CUcontext ctx)
     return status;
 }
 
+CUresult cu_globals_use(CUmodule module, CUcontext ctx)
+{
+    bool takes = ctx && module->is_library && module->image.nglobals;
+    return takes ? cu_globals_load(module, ctx) : CUDA_SUCCESS;
+}
+
 void cu_globals_unload(CUmodule module)
 {
     while (module->globals) {

@@ -74,6 +74,7 @@ static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, unsigned
     struct sim_cmd cmd = {.op = SIM_OP_KERNEL};
     CU_TRY(cu_stream_get(handle, pt, &stream));
     CU_TRY(cu_kernel_cmd(f, blocks, threads, shared, params, extra, &cmd));
+    CU_TRY(cu_globals_use(f->module, stream->ctx));
     return cu_push(stream, &cmd, false, NULL);
 }
 

@@ -23,6 +23,8 @@ CUresult cu_module_list(CUfunction *out, unsigned most, CUmodule module);
 /* cu_globals.c: memory of a module's variables in a context, taken once; without a context (NULL)
  * only that of managed ones */
 CUresult cu_globals_load(CUmodule module, CUcontext ctx);
+/* of a library, when a function of it is first needed in a context; NULL: in none */
+CUresult cu_globals_use(CUmodule module, CUcontext ctx);
 void cu_globals_unload(CUmodule module);
 CUresult cu_globals_find(CUdeviceptr *ptr, size_t *bytes, CUmodule module, CUcontext ctx,
                          const char *name, bool managed_only);

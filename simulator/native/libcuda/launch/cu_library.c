@@ -13,6 +13,13 @@ static CUresult get(CUlibrary library)
                                                                  : CUDA_ERROR_INVALID_HANDLE;
 }
 
+/* NVIDIA's runtime asks before any context is current. */
+static CUcontext current_or_none(void)
+{
+    CUcontext ctx;
+    return cu_current(&ctx) == CUDA_SUCCESS ? ctx : NULL;
+}
+
 CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit,
                                    void **jit_values, unsigned int njit, CUlibraryOption *options,
                                    void **values, unsigned int n)
@@ -51,6 +58,7 @@ CUresult CUDAAPI cuLibraryGetModule(CUmodule *module, CUlibrary library)
         return CUDA_ERROR_INVALID_VALUE;
     if (((CUmodule)library)->misfit)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    CU_TRY(cu_globals_use((CUmodule)library, current_or_none()));
     *module = (CUmodule)library;
     return CUDA_SUCCESS;
 }
@@ -80,13 +88,6 @@ CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr *ptr, size_t *bytes, CUlibrary l
     return cu_globals_find(ptr, bytes, (CUmodule)library, ctx, name, false);
 }
 
-/* NVIDIA's runtime asks before any context is current. */
-static CUcontext current_or_none(void)
-{
-    CUcontext ctx;
-    return cu_current(&ctx) == CUDA_SUCCESS ? ctx : NULL;
-}
-
 CUresult CUDAAPI cuLibraryGetManaged(CUdeviceptr *ptr, size_t *bytes, CUlibrary library,
                                      const char *name)
 {
@@ -113,6 +114,7 @@ CUresult CUDAAPI cuKernelGetFunction(CUfunction *f, CUkernel kernel)
         return CUDA_ERROR_INVALID_VALUE;
     if (((CUfunction)kernel)->module->misfit)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    CU_TRY(cu_globals_use(((CUfunction)kernel)->module, current_or_none()));
     *f = (CUfunction)kernel;
     return CUDA_SUCCESS;
 }

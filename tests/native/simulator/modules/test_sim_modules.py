@@ -140,6 +140,29 @@ def test_a_library_has_variables_in_each_context(begin: Callable[..., Simulator]
     ) == [4, [True, True, 500], [True, 4], [3, True, True, 500], True, 0]
 
 
+def test_a_library_is_loaded_when_a_function_is_needed(begin: Callable[..., Simulator]) -> None:
+    assert (
+        seen(
+            begin(),
+            """
+        taken = lambda: (before - g.free_memory()) >> 20
+        image = images.cubin(KERNELS, (Variable("big", 8 << 20),)); before = g.free_memory()
+        for how in ("launch", "function", "module"):
+            lib = g.opened(image); kernel, out = c.c_void_p(), c.c_void_p()
+            g.call("cuLibraryGetKernel", c.byref(kernel), lib, b"plain"); first = taken()
+            if how == "launch":
+                g.call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+            elif how == "function":
+                g.call("cuKernelGetFunction", c.byref(out), kernel)
+            else:
+                g.call("cuLibraryGetModule", c.byref(out), lib)
+            second = taken(); g.call("cuLibraryUnload", lib); print([first, second, taken()])
+        """,
+        )
+        == [[0, 10, 0]] * 3
+    )
+
+
 def test_managed_variables_need_no_context(begin: Callable[..., Simulator]) -> None:
     """NVIDIA's runtime asks for them first. The first context that uses the library pays."""
     assert seen(
