@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-ABI_VERSION = 2  # QG_ABI_VERSION of qgpu_abi.h: the shim's directory is named by it
+ABI_VERSION = 3  # QG_ABI_VERSION of qgpu_abi.h: the shim's directory is named by it
 FILE = Path(__file__).with_name("install.json")
 
 

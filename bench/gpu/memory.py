@@ -50,6 +50,12 @@ def held(node: Node) -> int:
     return sum(tenant.mem_used for tenant in node.tenants())
 
 
+def beside(node: Node) -> int:
+    """Bytes of it that are no allocation: reserved for contexts, or seen by NVML alone."""
+    reserved = sum(process.mem_contexts for process in node.ledger())
+    return reserved + max([0, *(tenant.mem_extra for tenant in node.tenants())])
+
+
 def kind(name: str) -> Any:
     """One kind of allocation through the runtime."""
 
@@ -61,7 +67,7 @@ def kind(name: str) -> Any:
             lambda: process.poll() is not None or held(node) >= CAP_MIB * MIB // 2,
             40,
         )
-        extra = max([0, *(t.mem_extra for t in node.tenants())])
+        extra = beside(node)
         told = node.told(process)
         yield (
             f"refused at {told['bytes'] / MIB:.0f} MiB with {told['error']}; total"
@@ -143,8 +149,7 @@ def books(node: Node) -> Iterator[Yield]:
         )
 
     wait_for("both programs' memory in the books", all_there, 60)
-    wait_for("qgpud's look at NVML", lambda: all(t.mem_extra for t in node.tenants()), 10)
-    rows = {row.pid: row.mem_used for row in node.ledger()}
+    rows = {row.pid: row.mem_used - row.mem_contexts for row in node.ledger()}
     seen = {p.pid: p.mem_used for p in node.nvml.processes(node.card.uuid)}
     extra = sorted(t.mem_extra / MIB for t in node.tenants())
     yield f"charged beside the ledger per tenant: {extra} MiB"
@@ -177,7 +182,7 @@ def torch_cap(how: str) -> Any:
 
         def watch() -> bool:
             nonlocal extra
-            extra = max([extra, *(t.mem_extra for t in node.tenants())])
+            extra = max(extra, beside(node))
             return process.poll() is not None
 
         wait_for("PyTorch's end", watch, 120)

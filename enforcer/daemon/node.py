@@ -37,6 +37,7 @@ from gres.config.levels import CardPlan
 from gres.config.site import Config, Node
 from gres.grant.hookenv import HookEnvError, parse_hook_env
 from gres.grant.store import Grant, GrantError, GrantStore
+from gres.units import MIB
 
 
 @dataclass
@@ -95,6 +96,7 @@ class NodeService:
             self.ports.clock,
             settings.hardware.weights,
             poll_ns=settings.ledger_interval.ns,
+            context=self.config.models[self.node.model].context * MIB,
         )
 
     def _job_of(self, pid: int) -> int | None:

@@ -11,7 +11,7 @@ from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from typing import Any, ClassVar
 
 MAGIC = 0x55504751
-ABI_VERSION = 2
+ABI_VERSION = 3
 GRANT_VERSION = 1
 UUID_LEN = 48
 MAX_CARDS = 16
@@ -183,7 +183,7 @@ class GatePage(ctypes.Structure):
         ("lease_ms", c_uint32),
         ("mem_extra", c_uint64),
         ("until_ns", c_uint64),
-        ("pad0", c_uint8 * 8),
+        ("mem_context", c_uint64),
         ("flags", c_uint32),
         ("reserved2", c_uint32),
         ("heartbeat_ns", c_uint64),
@@ -235,10 +235,11 @@ class ProcSlot(ctypes.Structure):
         ("predicted_end_ns", c_uint64),
         ("quantum_start_ns", c_uint64),
         ("queued", c_uint32),
-        ("spare", c_uint32),
+        ("made", c_uint32),
         ("idle_ns", c_uint64),
         ("idle_launches", c_uint64),
-        ("pad", c_uint8 * 376),
+        ("mem_contexts", c_uint64),
+        ("pad", c_uint8 * 368),
         ("fences", Fence * 64),
         ("lanes", Lane * 16),
         ("tail", c_uint8 * 2048),
@@ -321,6 +322,7 @@ class CtlGrant(ctypes.Structure):
         ("share", c_uint32),
         ("flags", c_uint32),
         ("mem_cap", c_uint64),
+        ("mem_context", c_uint64),
     ]
 
 
@@ -399,6 +401,9 @@ class CtlProcess(ctypes.Structure):
         ("uid", c_uint32),
         ("mem_used", c_uint64),
         ("mem_pending", c_uint64),
+        ("mem_contexts", c_uint64),
+        ("contexts", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -410,6 +415,7 @@ class CtlOverhead(ctypes.Structure):
         ("job_id", c_uint64),
         ("uuid", c_char * 48),
         ("bytes", c_uint64),
+        ("mem_context", c_uint64),
     ]
 
 

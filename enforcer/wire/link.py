@@ -12,9 +12,9 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Generic, TypeVar
 
 from enforcer.wire import abi
@@ -30,6 +30,7 @@ from gres.grant.store import Grant
 
 T = TypeVar("T")
 _HEAD = ctypes.sizeof(abi.MsgHead)
+_NO_COSTS: Mapping[str, int] = MappingProxyType({})
 
 
 class ArbiterError(RuntimeError):
@@ -157,9 +158,12 @@ class ArbiterLink:
                 raise ArbiterError(f"the arbiter refused: {why}", error.errno) from None
             raise
 
-    def grant(self, grant: Grant) -> None:
-        """Send a grant, one command per card; nothing if it is not active."""
-        for message in grant_messages(grant):
+    def grant(self, grant: Grant, contexts: Mapping[str, int] = _NO_COSTS) -> None:
+        """Send a grant, one command per card; nothing if it is not active.
+
+        `contexts` is bytes of a context by card.
+        """
+        for message in grant_messages(grant, contexts):
             self._command(message, f"the grant of job {grant.job_id}")
 
     def revoke(self, job_id: int) -> None:
@@ -215,11 +219,15 @@ class ArbiterLink:
         message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
         self._command(message, f"the end of process {pid}")
 
-    def overhead(self, job_id: int, uuid: str, size: int) -> None:
-        """Charge bytes of contexts and modules of live processes, beside what these report."""
+    def overhead(self, job_id: int, uuid: str, size: int, context: int = 0) -> None:
+        """Charge bytes of contexts and modules of live processes, beside what these report.
+
+        `context` is bytes that each new context reserves.
+        """
         message = abi.CtlOverhead(head=abi.head(abi.CTL_OVERHEAD, abi.CtlOverhead), job_id=job_id)
         message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
         message.bytes = abi.bounded(size, 0, 2**64 - 1, "overhead")
+        message.mem_context = abi.bounded(context, 0, 2**64 - 1, "context")
         self._command(message, f"the overhead of job {job_id}")
 
     def _list(self, ask: int, *kinds: int) -> list[bytes]:

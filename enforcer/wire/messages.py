@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from enforcer.wire import abi
@@ -81,6 +83,8 @@ class ProcessStats:
     uid: int
     mem_used: int
     mem_pending: int
+    mem_contexts: int = 0
+    contexts: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,13 @@ def card_message(card: CardSettings) -> abi.CtlCard:
     return msg
 
 
-def grant_messages(grant: Grant) -> list[abi.CtlGrant]:
-    """One QG_CTL_GRANT per card of an active grant; none for refused and whole-card jobs."""
+def grant_messages(
+    grant: Grant, contexts: Mapping[str, int] = MappingProxyType({})
+) -> list[abi.CtlGrant]:
+    """One QG_CTL_GRANT per card of an active grant; none for refused and whole-card jobs.
+
+    `contexts` is bytes of a context by card.
+    """
     if grant.state != "active" or grant.job_class is None:
         return []
     messages = []
@@ -188,6 +197,7 @@ def grant_messages(grant: Grant) -> list[abi.CtlGrant]:
         msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
         msg.share = card.share
         msg.mem_cap = card.mem_cap
+        msg.mem_context = abi.bounded(contexts.get(card.uuid, 0), 0, 2**64 - 1, "context")
         msg.flags = 0 if card.governed else abi.GRANT_UNGOVERNED
         messages.append(msg)
     return messages
@@ -275,8 +285,8 @@ def process(data: bytes) -> ProcessStats:
     """A QG_CTL_PROC or QG_CTL_DIED."""
     if len(data) != _PROCESS.size:
         abi.parse(abi.CtlProcess, data, "process message")  # says what is wrong with it
-    job_id, uuid, pid, uid, used, pending = _PROCESS.unpack(data)[4:]
-    return ProcessStats(job_id, _text(uuid), pid, uid, used, pending)
+    job_id, uuid, pid, uid, used, pending, reserved, contexts, _ = _PROCESS.unpack(data)[4:]
+    return ProcessStats(job_id, _text(uuid), pid, uid, used, pending, reserved, contexts)
 
 
 def hardware_card(data: bytes) -> HardwareCard:

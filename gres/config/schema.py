@@ -254,12 +254,13 @@ class CardGroup(CardTuning):
 
 
 class ModelSettings(CardTuning):
-    """One model of card: its memory and the reserve for contexts, in MiB, and settings of its
-    cards.
+    """One model of card: its memory, what is kept from jobs, and what a context takes until that is
+    measured, in MiB, and settings of its cards.
     """
 
     memory: MibDown
     reserve: MibUp = 0
+    context: Annotated[MibUp, Field(ge=1)] = 512
 
     @property
     def usable(self) -> int:

@@ -26,7 +26,13 @@ TIMEOUT_S = 1.0  # seconds: the arbiter answers within microseconds, so a slower
 
 def _use(process: link.ProcessStats) -> ProcessUse:
     return ProcessUse(
-        process.job_id, process.uuid, process.pid, process.mem_used, process.mem_pending
+        process.job_id,
+        process.uuid,
+        process.pid,
+        process.mem_used,
+        process.mem_pending,
+        process.mem_contexts,
+        process.contexts,
     )
 
 
@@ -130,6 +136,7 @@ class SocketArbiter:
         self._watch: link.DeathWatch | None = None
         self._run_dir = run_dir
         self._config = config
+        self._cost: Callable[[int, str], int] = lambda job_id, uuid: 0
         self._tenants: dict[int, tuple[link.TenantStats, int, Tenant]] = {}
 
     def connect(
@@ -199,7 +206,8 @@ class SocketArbiter:
     def grant(self, grant: Grant) -> None:
         """Add or update one grant."""
         try:
-            self._link.grant(grant)
+            costs = {card.uuid: self._cost(grant.job_id, card.uuid) for card in grant.cards}
+            self._link.grant(grant, costs)
         except link.ArbiterGone as error:
             raise ArbiterError(str(error)) from None
         except (link.ArbiterError, AbiError) as error:
@@ -238,9 +246,13 @@ class SocketArbiter:
             raise ArbiterError(str(error)) from None
         return [_use(process) for process in found]
 
-    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+    def overhead(self, job_id: int, uuid: str, size: int, context: int) -> None:
         """Charge a tenant for bytes that no shim counts."""
-        self._tell(lambda: self._link.overhead(job_id, uuid, size))
+        self._tell(lambda: self._link.overhead(job_id, uuid, size, context))
+
+    def ask_contexts(self, cost: Callable[[int, str], int]) -> None:
+        """Whom each grant asks what a context costs."""
+        self._cost = cost
 
     def gone(self, dead: ProcessUse) -> None:
         """The driver no longer lists a dead process."""

@@ -53,7 +53,8 @@ class Tenant(NamedTuple):
 class ProcessUse:
     """One process of a tenant, and the bytes that it holds (or held) by the allocation table.
 
-    `mem_pending` is bytes of calls of the driver that have not returned.
+    `mem_pending` is bytes of calls of the driver that have not returned. `mem_contexts` is the part
+    of `mem_used` that is reserved for its `contexts`.
     """
 
     job_id: int
@@ -61,6 +62,8 @@ class ProcessUse:
     pid: int
     mem_used: int
     mem_pending: int = 0
+    mem_contexts: int = 0
+    contexts: int = 0
 
 
 class Arbiter(Protocol):
@@ -101,8 +104,14 @@ class Arbiter(Protocol):
         """Registered processes and what they hold."""
         ...
 
-    def overhead(self, job_id: int, uuid: str, size: int) -> None:
-        """Charge a tenant `size` bytes for contexts, modules and processes without the shim."""
+    def overhead(self, job_id: int, uuid: str, size: int, context: int) -> None:
+        """Charge a tenant `size` bytes beside its reservations for contexts, modules and processes
+        without the shim. Each new context reserves `context` bytes.
+        """
+        ...
+
+    def ask_contexts(self, cost: Callable[[int, str], int]) -> None:
+        """Whom each grant asks what a new context of the job on the card reserves."""
         ...
 
     def gone(self, dead: ProcessUse) -> None:
@@ -156,6 +165,7 @@ class FakeArbiter:
         self.procs: list[ProcessUse] = []
         self.deaths: list[ProcessUse] = []
         self.overheads: dict[tuple[int, str], int] = {}
+        self.contexts: dict[tuple[int, str], int] = {}
         self.grants: dict[int, Grant] = {}
         self.calls: list[str] = []
         self.refuses: dict[int, str] = {}
@@ -225,10 +235,15 @@ class FakeArbiter:
         self._check()
         return list(self.procs)
 
-    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+    def overhead(self, job_id: int, uuid: str, size: int, context: int) -> None:
         """Remember it."""
         self._check()
         self.overheads[job_id, uuid] = size
+        self.contexts[job_id, uuid] = context
+
+    def ask_contexts(self, cost: Callable[[int, str], int]) -> None:
+        """Remember it."""
+        self.cost = cost
 
     def gone(self, dead: ProcessUse) -> None:
         """Remember the call."""

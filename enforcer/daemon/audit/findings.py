@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.daemon.arbiter.port import ProcessUse
+from enforcer.daemon.audit.contexts import excused, measured
 from enforcer.nvml.port import CardUsage, GpuProcess
 from enforcer.wire.layout import MAX_PROCS
 from gres.grant.store import Grant, GrantCard
@@ -40,7 +42,7 @@ class AuditResult:
 
     `memory` is bytes per (job, card) by the driver, `overhead` the part of them that no shim
     counts. `complete`: the overhead of every tenant is known. `members`: registered processes of
-    governed jobs by (job, card).
+    governed jobs by (job, card). `contexts`: measured bytes of one context.
     """
 
     findings: frozenset[Finding]
@@ -48,6 +50,7 @@ class AuditResult:
     overhead: dict[tuple[int, str], int]
     complete: bool = True
     members: dict[tuple[int, str], frozenset[int]] = field(default_factory=dict)
+    contexts: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,14 @@ class _Card:
         found = self.jobs.get(job, [])
         return frozenset(p.pid for p in found if registered is None or (job, p.pid) in registered)
 
-    def judge(self, governed: Iterable[int], registered: set[tuple[int, int]] | None) -> None:
+    def judge(
+        self,
+        governed: Iterable[int],
+        registered: set[tuple[int, int]] | None,
+        excuse: Callable[[int, int], int],
+    ) -> None:
         """Compare each governed job with its registrations and its cap, then the card with its
-        processes.
+        processes. `excuse`: bytes of a job's contexts above a cap.
         """
         for job in governed:
             found = self.jobs.get(job, [])
@@ -117,7 +125,7 @@ class _Card:
             for process in unregistered:
                 self._find("unregistered", job, process)
             held, cap = _sum(found), self.owners[job].mem_cap
-            if held > cap + self.slack:
+            if held > cap + self.slack and held > cap + self.slack + excuse(job, cap):
                 pids = tuple(process.pid for process in found)
                 self.findings.append(
                     Finding("over", self.uuid, job, None, pids, {"mem": held, "mem_cap": cap})
@@ -149,8 +157,12 @@ def audit(
     registered: Registered,
     job_of: Callable[[int], int | None],
     slack: int,
+    cost: Callable[[int, str], int] = lambda job, uuid: 0,
 ) -> AuditResult:
-    """Compare NVML's view of the cards with grants and registered processes. `slack` is bytes."""
+    """Compare NVML's view of the cards with grants and registered processes.
+
+    `slack` is bytes, `cost` those of a context of a job on a card.
+    """
     active: dict[str, set[int]] = {}
     owners: dict[str, dict[int, GrantCard]] = {}
     jobs: set[int | None] = set()
@@ -167,6 +179,7 @@ def audit(
     memory: dict[tuple[int, str], int] = {}
     overhead: dict[tuple[int, str], int] = {}
     members: dict[tuple[int, str], frozenset[int]] = {}
+    contexts: dict[tuple[int, str], int] = {}
     complete = True
     for uuid, seen in usage.items():
         one = _Card(uuid, seen, owners.get(uuid, {}), slack)
@@ -174,7 +187,7 @@ def audit(
         present = None if listed is None else listed.get(uuid, set()) | orphans
         one.sort(names | {pid: job for job, pid in orphans}, job_of, jobs, registered.dead)
         governed = sorted(active.get(uuid, ()))
-        one.judge(governed, present)
+        one.judge(governed, present, functools.partial(_excuse, after or {}, cost, uuid))
         findings.update(one.findings)
         memory |= {(job, uuid): _sum(found) for job, found in one.jobs.items()}
         members |= {(job, uuid): one.members(job, present) for job in governed}
@@ -183,7 +196,13 @@ def audit(
             complete = complete and extra is not None
             if extra is not None:
                 overhead[job, uuid] = extra
-    return AuditResult(frozenset(findings), memory, overhead, complete, members)
+                each = measured(one.jobs.get(job, []), (after or {}).get((job, uuid), {}))
+                contexts |= {} if each is None else {(job, uuid): each}
+    return AuditResult(frozenset(findings), memory, overhead, complete, members, contexts)
+
+
+def _excuse(held: Held, cost: Callable[[int, str], int], uuid: str, job: int, cap: int) -> int:
+    return excused(held.get((job, uuid), {}).values(), cost(job, uuid), cap)
 
 
 Held = dict[tuple[int, str], dict[int, ProcessUse]]  # (job, card) -> pid -> its bytes
@@ -222,10 +241,14 @@ def _overhead(
     if before is None or after is None:
         return None
     first, last = before.get(key, {}), after.get(key, {})
-    if {p: use.mem_used for p, use in first.items()} != {p: u.mem_used for p, u in last.items()}:
+    if _fixed(first) != _fixed(last):
         return None
     own = {p: u.mem_used + max(u.mem_pending, first[p].mem_pending) for p, u in last.items()}
     return sum(max(0, p.mem_used - own.get(p.pid, 0)) for p in found if p.mem_used is not None)
+
+
+def _fixed(uses: Mapping[int, ProcessUse]) -> dict[int, tuple[int, int, int]]:
+    return {pid: (use.mem_used, use.mem_contexts, use.contexts) for pid, use in uses.items()}
 
 
 def full_tenants(registered: Iterable[ProcessUse]) -> set[tuple[int, str]]:

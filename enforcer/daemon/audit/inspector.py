@@ -16,6 +16,7 @@ from enforcer.daemon.arbiter.port import Arbiter, ArbiterError, ProcessUse
 from enforcer.daemon.arbiter.sampling import Sampler
 from enforcer.daemon.audit.busy import BusyWatch, Members
 from enforcer.daemon.audit.confirmation import Confirmation, Exemptions
+from enforcer.daemon.audit.contexts import Charges, ContextCosts
 from enforcer.daemon.audit.enforcer import AuditEnforcer
 from enforcer.daemon.audit.findings import AuditResult, Finding, Registered, audit, full_tenants
 from enforcer.daemon.audit.procs import ThreadBudget
@@ -58,7 +59,9 @@ class Inspector:
     clock: Clock
     weights: bool = False  # the card's own time slices divide it, so GPU time per job is not known
     poll_ns: int = 2 * 10**9  # ns between two polls of the arbiter
+    context: int = 0  # bytes of a context as configured
     threads: ThreadBudget = field(default_factory=ThreadBudget)
+    charges: Charges = field(init=False)
     stopped: Callable[[int], bool | None] = field(init=False)
     enforcer: AuditEnforcer = field(init=False)
     busy: BusyWatch = field(init=False)
@@ -78,10 +81,11 @@ class Inspector:
     _orphans: dict[Process, int] = field(default_factory=dict)
     _former: dict[Process, int] = field(default_factory=dict)  # registered with a former arbiter
     _dead_ticks: int = 0
-    _reported: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         audit = self.settings
+        self.charges = Charges(self.arbiter, ContextCosts(self.context))
+        self.arbiter.ask_contexts(self.charges.costs.of)
         self.stopped, waits = self.threads.stopped, self.threads.stop_waits
         self.enforcer = AuditEnforcer(
             audit, self.clock, self.grants, self.job_of, lambda pid: self.stopped(pid), waits
@@ -189,9 +193,11 @@ class Inspector:
         self._adopt(self._seen, after)
         registered = Registered(before, after, frozenset(self._dead), self._orphans)
         slack = self.settings.slack * MIB
-        result = audit(found.usage, self.grants().values(), registered, self.job_of, slack)
+        cost = self.charges.costs.of
+        result = audit(found.usage, self.grants().values(), registered, self.job_of, slack, cost)
         self.sampler.memory(result.memory)
-        self._charge(result.overhead)
+        self.charges.costs.learn(result.contexts)
+        self.charges.send(result.overhead)
         self._members = {
             k: pids for k, pids in self._members.items() if k[1] in found.failed
         } | result.members
@@ -283,21 +289,10 @@ class Inspector:
             emit(logging.ERROR, "nvml-failed", why=why)
         self._failed = True
 
-    def _charge(self, overhead: Mapping[tuple[int, str], int]) -> None:
-        """Send changed overheads to the arbiter. `forget` makes the next call send all."""
-        for (job_id, uuid), size in overhead.items():
-            if self._reported.get((job_id, uuid), 0) == size:
-                continue
-            try:
-                self.arbiter.overhead(job_id, uuid, size)
-            except ArbiterError:
-                return  # a new connection begins with `forget`
-            self._reported[job_id, uuid] = size
-
     def forget(self) -> None:
         """The arbiter restarted or is another one: it knows nothing yet."""
         self._settled = None
-        self._reported.clear()
+        self.charges.forget()
         # The arbiter reports the dead that it still knows again; only we charge the others.
         self._orphans |= {key: dead.job_id for key, (dead, _) in self._dead.items()}
         self._dead.clear()
@@ -318,7 +313,7 @@ class Inspector:
         self.enforcer.ended(job_id)
         self._confirmation.ended(job_id)
         self._exemptions.renew(job_id)
-        self._reported = {key: size for key, size in self._reported.items() if key[0] != job_id}
+        self.charges.ended(job_id)
         self._orphans = {key: job for key, job in self._orphans.items() if job != job_id}
         self._former = {key: job for key, job in self._former.items() if job != job_id}
         self._members = {key: pids for key, pids in self._members.items() if key[0] != job_id}

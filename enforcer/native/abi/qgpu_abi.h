@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define QG_MAGIC         0x55504751u /* "QGPU", little endian */
-#define QG_ABI_VERSION   2u          /* of pages and messages; every other version is refused */
+#define QG_ABI_VERSION   3u          /* of pages and messages; every other version is refused */
 #define QG_GRANT_VERSION 1u          /* of struct qg_grant */
 #define QG_UUID_LEN      48u         /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
 #define QG_MAX_CARDS     16u         /* cards of one job on one node */
@@ -121,13 +121,13 @@ struct qg_gate_page { /* written by the arbiter, read-only for the job */
     uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's */
     uint32_t window_us;
     uint32_t lease_ms; /* heartbeat older than this: compute fails open */
-    /* bytes of the job on this card that no living slot reports: contexts and modules as NVML
-     * counts them, and memory of dead processes that is still on the card */
+    /* bytes of the job on this card that no living slot reports: the rest of contexts and modules
+     * by NVML, and memory of dead processes that is still on the card */
     uint64_t mem_extra;
     /* CLOCK_MONOTONIC; after it no launch passes until the arbiter has decided again; 0: none */
     uint64_t until_ns;
-    uint8_t pad0[8];
-    uint32_t flags; /* offset 64: the gate word */
+    uint64_t mem_context; /* bytes to reserve for each new context of the job on this card */
+    uint32_t flags;       /* offset 64: the gate word */
     uint32_t reserved2;
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, at least every lease_ms / 4 */
     uint64_t changed_ns;   /* CLOCK_MONOTONIC of the last change of flags */
@@ -165,19 +165,17 @@ struct qg_proc {            /* one process of the job; only the pid is the arbit
     uint32_t unfenced;      /* 1: some stream has work after its last fence */
     /* contexts in which the process submitted work on this card, and which still exist */
     uint32_t contexts;
-    /* CLOCK_MONOTONIC: predicted end of the process's work on the card; 0: not known */
-    uint64_t predicted_end_ns;
-    /* CLOCK_MONOTONIC: when the first thread at the closed gate went on after it opened */
+    uint64_t predicted_end_ns; /* CLOCK_MONOTONIC: of its work on the card; 0: not known */
+    /* CLOCK_MONOTONIC: when the first thread that waited at the closed gate went on */
     uint64_t quantum_start_ns;
     /* threads that wait for room in the window; after the gate has closed they wait at it */
     uint32_t queued;
-    uint32_t spare;
-    /* CLOCK_MONOTONIC: idle report, the time at which a call returned that had waited for the last
-     * work; 0: none */
+    uint32_t made; /* contexts of the process on this card */
+    /* CLOCK_MONOTONIC: idle report, when a call returned that had waited for the last work, or 0 */
     uint64_t idle_ns;
-    /* launches of the process until then; if there were more since, the report is void */
-    uint64_t idle_launches;
-    uint8_t pad[376];
+    uint64_t idle_launches; /* until then; if there were more since, the report is void */
+    uint64_t mem_contexts;  /* the part of mem_used that is reserved for contexts */
+    uint8_t pad[368];
     struct qg_fence fences[QG_FENCES]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];    /* offset 1024 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];
@@ -286,6 +284,7 @@ struct qg_ctl_grant { /* one (job, card) */
     uint32_t share;
     uint32_t flags; /* QG_GRANT_UNGOVERNED */
     uint64_t mem_cap;
+    uint64_t mem_context; /* as in the gate page, until QG_CTL_OVERHEAD */
 };
 /* isolation was none when the job started: its gate stays open on this card */
 #define QG_GRANT_UNGOVERNED 0x1u
@@ -326,22 +325,19 @@ struct qg_ctl_tenant { /* the measured state of one tenant */
     uint64_t mem_peak;
     uint64_t mem_denied;
     uint64_t launches;
-    /* on the card, overlapping tenants divided; Σ over tenants ≤ wall */
-    uint64_t busy_ns;
+    uint64_t busy_ns; /* on the card, overlapping tenants divided; Σ over tenants ≤ wall */
     /* gate closed for an online tenant while this one wanted to work */
     uint64_t closed_preempted_ns;
-    uint64_t closed_share_ns; /* gate closed by shares while this one wanted to work */
-    /* times an online tenant closed the gate while this one had work */
-    uint64_t preemptions;
+    uint64_t closed_share_ns;   /* gate closed by shares while this one wanted to work */
+    uint64_t preemptions;       /* times an online tenant closed the gate while this one had work */
     uint64_t gate_close_max_ns; /* doorbell seen -> gate closed, worst */
     uint64_t granted_ns;        /* CLOCK_MONOTONIC since when the tenant exists here */
     uint32_t flags;             /* QG_TENANT_* */
     uint32_t policy;            /* enum qg_policy that rules it */
     /* > 0: got less than its share under contention; fixed-share: budget left */
     int64_t deficit_ns;
-    uint64_t mem_extra; /* as in the gate page */
-    /* part of closed_preempted_ns: for the sake of another card of the job */
-    uint64_t closed_suspended_ns;
+    uint64_t mem_extra;           /* as in the gate page */
+    uint64_t closed_suspended_ns; /* part of closed_preempted_ns: for another card of the job */
     /* online: at work or within idle_release after it, so that offline is locked out */
     uint64_t held_ns;
     /* closings for online: bucket k counts those below 2^k us, the last one all others */
@@ -360,6 +356,9 @@ struct qg_ctl_process { /* QG_CTL_DIED, QG_CTL_GONE, QG_CTL_LISTED, QG_CTL_PROC 
     uint32_t uid;
     uint64_t mem_used; /* bytes that it held, or holds */
     uint64_t mem_pending;
+    uint64_t mem_contexts; /* this and contexts: not of the dead */
+    uint32_t contexts;
+    uint32_t reserved;
 };
 
 struct qg_ctl_overhead { /* bytes of a tenant that NVML counts and no process reports */
@@ -367,6 +366,7 @@ struct qg_ctl_overhead { /* bytes of a tenant that NVML counts and no process re
     uint64_t job_id;
     char uuid[QG_UUID_LEN];
     uint64_t bytes;
+    uint64_t mem_context; /* what its next context is to reserve */
 };
 
 /* ---- hardware preemption (docs/specs/hardware.md); only between a shim and an arbiter that both
@@ -398,8 +398,7 @@ struct qg_groups {
 #define QG_GROUPS_MORE_CHANNELS 0x4u
 
 enum qg_action { QG_ACT_CONTINUE = 0, QG_ACT_STOP = 1, QG_ACT_SLICE = 2, QG_ACT_REPORT = 3 };
-/* REPORT: send QG_MSG_GROUPS of this card anew, with no other answer. serial 0: no answer at all.
- */
+/* REPORT: send QG_MSG_GROUPS of this card anew, no other answer. serial 0: no answer. */
 struct qg_act { /* QG_MSG_ACT and its answer QG_MSG_ACTED */
     struct qg_msg_head head;
     char uuid[QG_UUID_LEN];
@@ -477,12 +476,12 @@ QG_PIN(struct qg_job_page, QG_PAGE * (1 + QG_MAX_PROCS));
 QG_PIN(struct qg_register, 80);
 QG_PIN(struct qg_registered, 288);
 QG_PIN(struct qg_ctl_card, 96);
-QG_PIN(struct qg_ctl_grant, 96);
+QG_PIN(struct qg_ctl_grant, 104);
 QG_PIN(struct qg_ctl_revoke, 24);
 QG_PIN(struct qg_ctl_ack, 32);
 QG_PIN(struct qg_ctl_tenant, 288);
-QG_PIN(struct qg_ctl_process, 96);
-QG_PIN(struct qg_ctl_overhead, 80);
+QG_PIN(struct qg_ctl_process, 112);
+QG_PIN(struct qg_ctl_overhead, 88);
 QG_PIN(struct qg_gate_event, 24);
 QG_PIN(struct qg_groups, 864);
 QG_PIN(struct qg_act, 96);

@@ -114,8 +114,8 @@ $(BUILD)/test/shim-place-unit: tests/native/programs/units/place_unit.c $(SHIM_D
 	  -I$(CUDA_INC) -o $@ $<
 
 SHIM_RACE := tests/native/programs/race.c $(addprefix $(SHIM_DIR)/,memory/memory.c \
-             memory/allocation_table.c memory/ipc.c memory/open_files.c process/job_sum.c \
-             base/allocation_hash.c)
+             memory/allocation_table.c memory/contexts.c memory/ipc.c memory/open_files.c \
+             process/job_sum.c base/allocation_hash.c)
 $(BUILD)/test/shim-race: $(SHIM_RACE) $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread

@@ -157,10 +157,11 @@ def test_nothing_is_allocated_before_any_registration(tmp_path: Path) -> None:
     part.
     """
     with s.governed(tmp_path, [GIB]) as probe:  # no arbiter at all
-        s.started(probe)
-        assert probe.ask("alloc 0 1") == s.OUT_OF_MEMORY
+        assert probe.ask("init") == 0
+        assert probe.ask("ctx 0") == s.OUT_OF_MEMORY
         arbiter = s.FakeArbiter(tmp_path, [GIB])
-        s.until(lambda: probe.ask(f"alloc 0 {GIB}") == 0)
+        s.until(lambda: probe.ask("ctx 0") == 0)
+        assert probe.ask(f"alloc 0 {GIB}") == 0
         assert probe.ask("alloc 1 1") == s.OUT_OF_MEMORY
         assert arbiter.card.proc("mem_used") == GIB
         error = probe.finish()

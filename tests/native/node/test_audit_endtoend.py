@@ -28,16 +28,16 @@ pytestmark = [
 # ---- the audit -----------------------------------------------------------------------------------
 
 
-def test_contexts_are_charged_from_nvml_and_given_back(start):
+def test_contexts_are_charged_once_and_given_back(start):
     chain = start()
     process = chain.qgpu(
         "run", "--mem", "4G", "--", *work(chain, "--length", "300", "--memory", "512M")
     )
     try:
-        until(lambda: any(tenant.mem_extra for tenant in chain.tenants()))
+        until(lambda: any(tenant.mem_used >= 812 * MIB for tenant in chain.tenants()))
         (tenant,) = chain.tenants()
-        assert 512 * MIB <= tenant.mem_used < 600 * MIB
-        assert 250 * MIB < tenant.mem_extra < 400 * MIB, "a simulated context takes 300 MiB"
+        assert tenant.mem_used < 900 * MIB, "a simulated context takes 300 MiB"
+        assert tenant.mem_extra < MIB, "and NVML finds no more than its module beside it"
     finally:
         end(process)
 

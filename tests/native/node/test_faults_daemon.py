@@ -91,7 +91,8 @@ def test_daemon_that_hangs_holds_up_neither_gates_nor_deaths(start):
     steady = run(chain, *work(chain, "--length", "600", "--kernel-us", "200", "--memory", "256M"))
     works = f"exec 3< <(exec {BUILD}/test/shim-task churn 1); read -u 3"
     again = f"while :; do {works}; sleep 0.1; kill -9 $!; wait $!; done > /dev/null 2>&1"
-    churn = run(chain, "bash", "-c", again)
+    # What its dead processes held, a context at least, is free when qgpud says so.
+    churn = run(chain, "bash", "-c", again, mem="60G")
     try:
         until(lambda: len(chain.tenants()) == 2 and min(t.launches for t in chain.tenants()) > 50)
         chain.qgpud.send_signal(signal.SIGSTOP)
@@ -105,7 +106,7 @@ def test_daemon_that_hangs_holds_up_neither_gates_nor_deaths(start):
         finally:
             chain.qgpud.send_signal(signal.SIGCONT)
         end_tree(churn)
-        until(lambda: [t.mem_used for t in chain.tenants() if t.procs] == [256 * MIB])
+        until(lambda: [t.mem_used for t in chain.tenants() if t.procs] == [(256 + 300) * MIB])
         until(lambda: all(t.mem_extra < 400 * MIB for t in chain.tenants()), 15)
         assert chain.arbiter.poll() is None and steady.poll() is None
     finally:

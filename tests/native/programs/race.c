@@ -29,7 +29,15 @@ void qg_message(const char *format, ...)
     (void)format;
 }
 
-/* No driver here, so no pools. */
+/* No driver here, so no pools and no contexts. */
+void *qg_real[QG_NSYMBOLS];
+bool qg_governed;
+__thread int qg_depth;
+struct qg_card *qg_card_by_ordinal(CUdevice ordinal)
+{
+    (void)ordinal;
+    return NULL;
+}
 const char *qg_link_for_memory(struct qg_card *card)
 {
     (void)card;

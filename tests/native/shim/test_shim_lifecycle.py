@@ -152,11 +152,12 @@ def test_governed_again_after_failing_open(tmp_path: Path) -> None:
 def test_again_is_asked_again(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     arbiter.status = 11  # EAGAIN: grants not loaded yet
     with s.governed(tmp_path, s.CAP) as probe:
-        s.started(probe)
-        probe.send("launch 0 0x10 1")
-        assert not probe.answered(0.3), "unregistered compute waits"
+        assert probe.ask("init") == 0
+        probe.send("ctx 0")
+        assert not probe.answered(0.3), "who is not registered waits"
         arbiter.status = 0
         assert int(probe.answer()) == 0
+        assert probe.ask("launch 0 0x10 1") == 0
         assert len(arbiter.card.asked) > 1
 
 
@@ -169,11 +170,12 @@ def test_page_that_could_be_pulled_away_is_refused(
     loose.map[:] = good.map[:]
     setattr(arbiter.card, page, loose)
     with s.governed(tmp_path, s.CAP) as probe:
-        s.started(probe)
-        probe.send("launch 0 0x10 1")
+        assert probe.ask("init") == 0
+        probe.send("ctx 0")
         assert not probe.answered(0.3)
         setattr(arbiter.card, page, good)
         assert int(probe.answer()) == 0
+        assert probe.ask("launch 0 0x10 1") == 0
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")

@@ -86,7 +86,8 @@ class Chain:
             f"driver: {{libcuda: {self.opt}/sim/libcuda.so.1, "
             f"nvml: {self.opt}/sim/libnvidia-ml.so.1}}\n"
             f"shim: {self.opt}/shim/libcuda.so.1\ndefault_class: offline\n"
-            "models: {h200: {memory: 80GiB, reserve: 2GiB}}\nenforcer: {ledger_interval: 200ms}\n"
+            "models: {h200: {memory: 80GiB, reserve: 2GiB, context: 300}}\n"
+            "enforcer: {ledger_interval: 200ms}\n"
             f"nodes: [{{names: n1, model: h200, count: 2, {named}}}]\n{more}"
         )
         cut = ["--mig", str(mig)] if mig else []

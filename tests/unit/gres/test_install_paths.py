@@ -14,7 +14,7 @@ from gres.paths import ABI_VERSION, PATHS, InstallPaths, load
 
 def test_a_checkout_has_the_paths_of_the_packages(tmp_path: Path) -> None:
     assert load(tmp_path / "install.json") == InstallPaths() == PATHS
-    assert PATHS.shim == "/usr/lib/qgpu/2/libcuda.so.1"
+    assert PATHS.shim == "/usr/lib/qgpu/3/libcuda.so.1"
 
 
 def test_the_shims_directory_is_named_by_the_abi() -> None:
@@ -28,7 +28,7 @@ def test_directories_of_an_installation_reach_every_path(tmp_path: Path) -> None
         json.dumps({"lib_dir": "/opt/q/lib64/qgpu", "slurm_config_dir": "/opt/slurm/etc"})
     )
     paths = load(file)
-    assert paths.shim == "/opt/q/lib64/qgpu/2/libcuda.so.1"
+    assert paths.shim == "/opt/q/lib64/qgpu/3/libcuda.so.1"
     assert paths.fragments_dir == "/opt/slurm/etc/qgpu"
     assert paths.hook == "/usr/libexec/qgpu/qgpu-hook"
 

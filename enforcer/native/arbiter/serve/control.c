@@ -179,7 +179,7 @@ static void on_overhead(struct arbiter *a, const void *buf)
     memcpy(&m, buf, sizeof(m));
     struct tenant *t = tenant_of(a, m.uuid, m.job_id);
     if (t)
-        reaped_overhead(t, m.bytes);
+        reaped_overhead(t, m.bytes, m.mem_context);
 }
 
 static bool reply(struct arbiter *a, struct conn *c, uint32_t type, int status)

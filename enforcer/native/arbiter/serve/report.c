@@ -116,6 +116,9 @@ static bool send_process(struct conn *c, const struct tenant *t, uint32_t slot)
     memcpy(m.uuid, t->card->uuid, sizeof(m.uuid));
     m.mem_used = used < AR_MAX_BYTES ? used : AR_MAX_BYTES;
     m.mem_pending = pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES;
+    uint64_t reserved = __atomic_load_n(&page->mem_contexts, __ATOMIC_RELAXED);
+    m.mem_contexts = reserved < m.mem_used ? reserved : m.mem_used;
+    m.contexts = __atomic_load_n(&page->made, __ATOMIC_RELAXED);
     return report_put(c, &m, QG_CTL_PROC, sizeof(m));
 }
 

@@ -219,10 +219,11 @@ void reaped_forget(struct arbiter *a, struct tenant *t)
     forget_overflow(a, t);
 }
 
-void reaped_overhead(struct tenant *t, uint64_t bytes)
+void reaped_overhead(struct tenant *t, uint64_t bytes, uint64_t context)
 {
     t->memory.overhead = bounded(bytes);
     publish_extra(t);
+    __atomic_store_n(&t->gate->mem_context, bounded(context), __ATOMIC_RELEASE);
 }
 
 void reaped_watch(struct arbiter *a, struct conn *c)

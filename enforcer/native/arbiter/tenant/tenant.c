@@ -137,6 +137,8 @@ static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g)
     t->id.ungoverned = g->flags & QG_GRANT_UNGOVERNED;
     t->id.confirmed = true;
     t->id.revoked = false;
+    uint64_t context = g->mem_context < AR_MAX_BYTES ? g->mem_context : AR_MAX_BYTES;
+    __atomic_store_n(&t->gate->mem_context, context, __ATOMIC_RELEASE);
     gates_settings(t, qg_now_ns());
 }
 
@@ -251,6 +253,8 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
         memset(page->fences, 0, sizeof(page->fences));
         __atomic_store_n(&page->unfenced, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&page->mem_pending, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&page->mem_contexts, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&page->made, 0, __ATOMIC_RELAXED);
     }
     s->proc = p;
     if (s->conn != c) {

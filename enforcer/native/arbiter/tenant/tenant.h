@@ -29,8 +29,9 @@ void reaped_forget(struct arbiter *a, struct tenant *t); /* the tenant ends */
 void reaped_watch(struct arbiter *a, struct conn *c);
 /* Reports the deaths that this watcher does not know yet, as far as its socket has room. */
 void reaped_report(struct arbiter *a, struct conn *c);
-/* Charges contexts and modules, whose bytes qgpud reads from NVML. */
-void reaped_overhead(struct tenant *t, uint64_t bytes);
+/* Charges what contexts and modules take beside what was reserved for them, as qgpud reads it from
+ * NVML. The next context reserves `context` bytes. */
+void reaped_overhead(struct tenant *t, uint64_t bytes, uint64_t context);
 /* Releases what had no report for too long. Returns the ms until the next call is due, -1 = no
  * call is needed. */
 int reaped_sweep(struct arbiter *a, uint64_t now);

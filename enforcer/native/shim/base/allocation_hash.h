@@ -25,6 +25,7 @@ enum qg_kind {
     QG_KIND_EXEC = 8,     /* an executable graph with memory nodes; holds no bytes */
     QG_KIND_EXTERNAL = 9, /* imported external memory */
     QG_KIND_IPC = 10,     /* memory of another process, by its address here */
+    QG_KIND_CONTEXT = 13, /* a context; its bytes are the card's (contexts.c), none are here */
     QG_KIND_ORPHAN = 12,  /* a pool that was destroyed while pieces of it live; refs counts them */
     QG_KIND_TIE = 11      /* a use of a handle by an array or a multicast object; holds no bytes */
 };

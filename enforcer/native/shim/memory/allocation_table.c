@@ -36,6 +36,8 @@ static void free_ties(uint64_t user);
 static void entry_ended(const struct qg_entry *entry)
 {
     struct qg_card *card = &qg_cards[entry->card];
+    if (entry->kind == QG_KIND_CONTEXT)
+        qg_context_ended(card);
     if (entry->kind == QG_KIND_HANDLE && entry->foreign == QG_MULTICAST)
         free_ties(entry->key); /* memory that was bound to it is unbound */
     if (!entry->share || !qg_share_release(card, entry->share))

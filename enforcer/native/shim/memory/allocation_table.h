@@ -10,6 +10,9 @@
 extern pthread_mutex_t qg_allocation_lock;
 
 void qg_allocations_after_fork(void);
+void qg_contexts_after_fork(void);
+/* contexts.c, under the lock: a context has ended. */
+void qg_context_ended(struct qg_card *card);
 
 /* All of these are called under the lock. qg_publish() copies the card's own numbers into its slot,
  * so that a change of pages cannot lose one. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "memory/allocation_table.h"
+#include "memory/contexts.h"
 #include "process/job_sum.h"
 #include "memory/pools.h"
 #include "base/message.h"
@@ -28,7 +29,7 @@
 #define DEAD_FREED_NS 100000000u
 
 pthread_mutex_t qg_allocation_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool reported;
+static bool reported, reported_unregistered;
 
 void qg_memory_after_fork(void)
 {
@@ -36,7 +37,8 @@ void qg_memory_after_fork(void)
     qg_allocations_after_fork();
     qg_pools_after_fork();
     qg_shares_after_fork();
-    reported = false;
+    qg_contexts_after_fork();
+    reported = reported_unregistered = false;
 }
 
 uint64_t qg_cap(struct qg_card *card)
@@ -84,6 +86,8 @@ void qg_publish(struct qg_card *card)
         return;
     __atomic_store_n(&pages->proc->mem_peak, card->peak, __ATOMIC_RELAXED);
     __atomic_store_n(&pages->proc->mem_denied, card->denied, __ATOMIC_RELAXED);
+    __atomic_store_n(&pages->proc->mem_contexts, card->context_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&pages->proc->made, card->contexts, __ATOMIC_RELAXED);
     qg_job_publish(pages, card->used, card->pending);
 }
 
@@ -128,22 +132,22 @@ static bool may_hold(struct qg_card *card)
     return QG_LIKELY(qg_pages_of(card) != NULL) || !qg_link_for_memory(card);
 }
 
-static void report_denied(struct qg_card *card, uint64_t size, uint64_t used, uint64_t cap)
+static void report_denied(struct qg_card *card, uint64_t size, const char *what, uint64_t used,
+                          uint64_t cap)
 {
-    if (__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
-        return;
     if (qg_info.mode != QG_MODE_GOVERNED)
         return; /* cuInit said it */
+    const char *why = !card || qg_pages_of(card) ? NULL : qg_link_for_memory(card);
+    if (__atomic_exchange_n(why ? &reported_unregistered : &reported, true, __ATOMIC_RELAXED))
+        return;
     unsigned long long job = qg_info.grant.job_id;
     struct amount want = human(size), held = human(used), all = human(cap);
     if (!card) {
-        qg_message(
-            "allocation of %.1f %s refused: this card is not part of job %llu. Use the cards in "
-            "CUDA_VISIBLE_DEVICES as it was when the program started.",
-            want.value, want.unit, job);
+        qg_message("%s of %.1f %s refused: this card is not part of job %llu. Use the cards in "
+                   "CUDA_VISIBLE_DEVICES as it was when the program started.",
+                   what, want.value, want.unit, job);
         return;
     }
-    const char *why = qg_pages_of(card) ? NULL : qg_link_for_memory(card);
     if (why) {
         qg_message("no device memory: the arbiter of this node did not register process %d of job "
                    "%llu: %s.",
@@ -166,10 +170,9 @@ static void report_denied(struct qg_card *card, uint64_t size, uint64_t used, ui
         snprintf(how, sizeof(how), "qgpu_mem (for example --gres=qgpu:%u,qgpu_mem:%llu%c)",
                  card->grant->share, ask, whole ? 'G' : 'M');
     qg_message(
-        "allocation of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask "
-        "for more with %s or use "
-        "less.",
-        want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
+        "%s of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask for more with "
+        "%s or use less.",
+        what, want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
         strcmp(held.unit, all.unit) ? held.unit : "", all.value, all.unit, how);
 }
 
@@ -249,7 +252,7 @@ bool qg_reserve_now(struct qg_card *card, uint64_t size)
     return card && may_hold(card) && attempt(card, size, &seen) == ADMITTED;
 }
 
-void qg_refuse(struct qg_card *card, uint64_t size)
+void qg_refuse_for(struct qg_card *card, uint64_t size, const char *what)
 {
     uint64_t used = 0, pending;
     if (card) {
@@ -259,15 +262,22 @@ void qg_refuse(struct qg_card *card, uint64_t size)
         job_sums(card, qg_pages_of(card), &used, &pending);
         pthread_mutex_unlock(&qg_allocation_lock);
     }
-    report_denied(card, size, used, card ? qg_cap(card) : 0);
+    report_denied(card, size, what, used, card ? qg_cap(card) : 0);
 }
 
-bool qg_reserve(struct qg_card *card, uint64_t size)
+void qg_refuse(struct qg_card *card, uint64_t size)
+{
+    qg_refuse_for(card, size, "allocation");
+}
+
+bool qg_reserve_for(struct qg_card *card, uint64_t size, const char *what)
 {
     struct seen seen = {0};
     if (card && may_hold(card)) {
         enum verdict verdict = attempt(card, size, &seen);
         if (QG_LIKELY(verdict == ADMITTED))
+            return true;
+        if (qg_contexts_settle(card) && qg_reserve_now(card, size))
             return true;
         /* the helper thread may not have polled yet */
         if (qg_shares_tick(card) && qg_reserve_now(card, size))
@@ -278,8 +288,13 @@ bool qg_reserve(struct qg_card *card, uint64_t size)
         if (wait_and_try(card, size, &seen, verdict))
             return true;
     }
-    qg_refuse(card, size);
+    qg_refuse_for(card, size, what);
     return false;
+}
+
+bool qg_reserve(struct qg_card *card, uint64_t size)
+{
+    return qg_reserve_for(card, size, "allocation");
 }
 
 void qg_unreserve(struct qg_card *card, uint64_t size)

@@ -11,11 +11,14 @@
 /* Reserves size bytes on a card (NULL: a card that was not granted). True: the caller allocates and
  * then calls qg_charge or qg_unreserve. False: refused, with one message to the user. */
 bool qg_reserve(struct qg_card *card, uint64_t size);
+/* The same for something that the message calls otherwise than an allocation. */
+bool qg_reserve_for(struct qg_card *card, uint64_t size, const char *what);
 void qg_unreserve(struct qg_card *card, uint64_t size);
 
 /* The same in two steps: one attempt without a message and without trimming, and the refusal. */
 bool qg_reserve_now(struct qg_card *card, uint64_t size);
 void qg_refuse(struct qg_card *card, uint64_t size);
+void qg_refuse_for(struct qg_card *card, uint64_t size, const char *what);
 
 /* Turns a reservation of reserved bytes into an entry of size bytes. */
 void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,

@@ -64,6 +64,8 @@ struct qg_card {
     uint64_t pending;
     uint64_t peak;
     uint64_t denied;
+    uint64_t context_bytes; /* the part of used that is reserved for contexts */
+    uint32_t contexts;      /* that it is reserved for */
 
     /* Tracking. */
     int unfenced;       /* atomic: streams with unfenced work */

@@ -30,6 +30,7 @@
 #include "qg_msg.h"
 #include "groups/rm.h"
 #include "base/message.h"
+#include "memory/contexts.h"
 #include "memory/ipc.h"
 #include "process/process.h"
 #include "track/waiters.h"
@@ -253,6 +254,7 @@ static void stand_by(int sock)
         bool readable = qg_wait_readable(sock, retry_ms() < POLL_MS ? retry_ms() : POLL_MS);
         qg_waiters_reap();
         qg_shares_poll();
+        qg_contexts_poll();
         qg_rm_poll();
         if (!qg_same_file(sock, qg_link.dev, qg_link.ino) || !doorbells_are_ours() ||
             given_up_is_back() || __atomic_exchange_n(&qg_link.ring, 0, __ATOMIC_SEQ_CST) ||

@@ -8,6 +8,7 @@
 
 #include "hooks/context/contexts.h"
 #include "groups/rm.h"
+#include "memory/contexts.h"
 #include "track/streams.h"
 #include "window/window.h"
 
@@ -42,6 +43,16 @@ bool qg_context_refused(CUdevice device)
 {
     (void)device;
     return false;
+}
+bool qg_primary_begins(CUdevice device, struct qg_making *making)
+{
+    (void)device;
+    *making = (struct qg_making){.primary = -1};
+    return true;
+}
+void qg_context_made(const struct qg_making *making, CUcontext context)
+{
+    (void)making, (void)context;
 }
 bool qg_rm_making(void)
 {

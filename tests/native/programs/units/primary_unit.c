@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "hooks/context/contexts.h"
+#include "memory/contexts.h"
 #include "memory/pools.h"
 #include "groups/rm.h"
 #include "track/streams.h"
@@ -47,6 +48,22 @@ void qg_pools_stale(void)
 }
 void qg_pools_poll(void)
 {
+}
+bool qg_context_begins(CUdevice device, struct qg_making *making)
+{
+    (void)device;
+    *making = (struct qg_making){.primary = -1};
+    return true;
+}
+bool qg_primary_begins(CUdevice device, struct qg_making *making)
+{
+    (void)device;
+    *making = (struct qg_making){.primary = -1};
+    return true;
+}
+void qg_context_made(const struct qg_making *making, CUcontext context)
+{
+    (void)making, (void)context;
 }
 void qg_memory_context_ends(CUcontext context)
 {

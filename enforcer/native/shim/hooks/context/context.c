@@ -5,6 +5,7 @@
  */
 #include "hooks/memory/charge.h"
 #include "hooks/context/contexts.h"
+#include "memory/contexts.h"
 #include "memory/pools.h"
 #include "groups/rm.h"
 #include "window/window.h"
@@ -30,8 +31,12 @@ void qg_context_gone(CUcontext context)
     {                                                                                              \
         if (qg_context_refused(device))                                                            \
             return CUDA_ERROR_NOT_PERMITTED;                                                       \
+        struct qg_making making;                                                                   \
+        if (!qg_context_begins(device, &making))                                                   \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
         bool counted = !qg_depth && qg_rm_making();                                                \
         CUresult result = QG_REAL(name) arguments;                                                 \
+        qg_context_made(&making, result == CUDA_SUCCESS ? *context : NULL);                        \
         qg_rm_context_made(counted, result == CUDA_SUCCESS && !qg_depth);                          \
         return result;                                                                             \
     }
@@ -197,8 +202,12 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     if (qg_context_refused(device))
         return CUDA_ERROR_NOT_PERMITTED;
+    struct qg_making making;
+    if (!qg_primary_begins(device, &making))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     bool counted = !qg_depth && qg_rm_making();
     CUresult result = QG_REAL(cuDevicePrimaryCtxRetain)(context, device);
+    qg_context_made(&making, result == CUDA_SUCCESS ? *context : NULL);
     qg_primary_retained(device, counted, result);
     return result;
 }

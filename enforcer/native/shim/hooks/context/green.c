@@ -5,6 +5,7 @@
  */
 #include "hooks/context/contexts.h"
 #include "groups/rm.h"
+#include "memory/contexts.h"
 #include "track/streams.h"
 #include "window/window.h"
 
@@ -23,9 +24,13 @@ CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdev
 {
     if (qg_context_refused(device))
         return CUDA_ERROR_NOT_PERMITTED;
+    struct qg_making making;
+    if (!qg_primary_begins(device, &making))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     bool counted = !qg_depth && qg_rm_making();
     struct qg_green one = {.device = device};
     CUresult result = QG_REAL(cuGreenCtxCreate)(handle, resources, device, flags);
+    qg_context_made(&making, making.card && result == CUDA_SUCCESS ? qg_primary(device) : NULL);
     qg_primary_retained(device, counted, result);
     if (result != CUDA_SUCCESS || !qg_governed || qg_depth)
         return result;

@@ -4,6 +4,7 @@
  * what the job holds. The card's own numbers are used only where they are smaller.
  */
 #include "hooks/memory/charge.h"
+#include "memory/contexts.h"
 #include "memory/pools.h"
 #include "memory/ipc.h"
 
@@ -17,6 +18,8 @@ static void virtual_memory(struct qg_card *card, uint64_t *available, uint64_t *
     qg_pools_poll();
     if (card)
         qg_shares_tick(card);
+    if (card)
+        qg_contexts_settle(card);
     uint64_t cap = card ? qg_cap(card) : 0, used = card ? qg_job_used(card) : 0;
     *total = least(*total, cap);
     *available = least(*available, cap > used ? cap - used : 0);

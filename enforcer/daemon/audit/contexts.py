@@ -1,0 +1,97 @@
+"""What a context costs: learned from NVML, and charged through the arbiter.
+
+The shim reserves it before a context is made. What it costs is known afterwards: what NVML sees of
+a process, less what its shim counts. Numbers of contexts are hints of the job. So a learned cost
+stays within twice and half of the configured one, which also bounds what one job can do to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from enforcer.daemon.arbiter.port import Arbiter, ArbiterError, ProcessUse
+from enforcer.nvml.port import GpuProcess
+
+Key = tuple[int, str]  # job and card
+# Contexts of one process that the audit excuses. A job says itself how many it has, and programs
+# have one, or with libraries of their own two or three.
+EXCUSED = 4
+
+
+def measured(found: Iterable[GpuProcess], uses: Mapping[int, ProcessUse]) -> int | None:
+    """Bytes of one context with its modules, of the process of a tenant where it costs most.
+
+    None: no process tells. While a call of the driver is under way it does not.
+    """
+    costs = [
+        (seen.mem_used - use.mem_used + use.mem_contexts) // use.contexts
+        for seen in found
+        if seen.mem_used is not None
+        and (use := uses.get(seen.pid)) is not None
+        and use.contexts
+        and not use.mem_pending
+    ]
+    return max(costs, default=None)
+
+
+def excused(uses: Iterable[ProcessUse], cost: int, cap: int) -> int:
+    """Bytes above the cap that contexts of a job explain: what they cost beyond what was reserved.
+
+    At most half the cap, so that no job may hide memory as contexts.
+    """
+    beyond = (min(use.contexts, EXCUSED) * cost - use.mem_contexts for use in uses)
+    return min(sum(max(0, size) for size in beyond), cap // 2)
+
+
+@dataclass
+class ContextCosts:
+    """The cost of a context by job and card, in bytes."""
+
+    configured: int
+    _jobs: dict[Key, int] = field(default_factory=dict)
+    _cards: dict[str, int] = field(default_factory=dict)
+
+    def of(self, job_id: int, uuid: str) -> int:
+        """The job's own, else the last on this card, else the configured one."""
+        return self._jobs.get((job_id, uuid)) or self._cards.get(uuid) or self.configured
+
+    def learn(self, measured: Mapping[Key, int]) -> None:
+        """Take measured costs over, within bounds."""
+        for (job_id, uuid), cost in measured.items():
+            bounded = min(max(cost, self.configured // 2), 2 * self.configured)
+            self._jobs[job_id, uuid] = self._cards[uuid] = bounded
+
+    def ended(self, job_id: int) -> None:
+        """A job's grant ended."""
+        self._jobs = {key: cost for key, cost in self._jobs.items() if key[0] != job_id}
+
+
+@dataclass
+class Charges:
+    """Sends the arbiter what changed: overhead, and the cost of the next context."""
+
+    arbiter: Arbiter
+    costs: ContextCosts
+    _sent: dict[Key, tuple[int, int]] = field(default_factory=dict)
+
+    def send(self, overhead: Mapping[Key, int]) -> None:
+        """Send changed charges. `forget` makes the next call send all."""
+        for (job_id, uuid), size in overhead.items():
+            charge = size, self.costs.of(job_id, uuid)
+            if self._sent.get((job_id, uuid)) == charge:
+                continue
+            try:
+                self.arbiter.overhead(job_id, uuid, *charge)
+            except ArbiterError:
+                return  # a new connection begins with `forget`
+            self._sent[job_id, uuid] = charge
+
+    def forget(self) -> None:
+        """The arbiter is another one: it has only the grants."""
+        self._sent.clear()
+
+    def ended(self, job_id: int) -> None:
+        """A job's grant ended: a later run of it starts with a new tenant."""
+        self.costs.ended(job_id)
+        self._sent = {key: charge for key, charge in self._sent.items() if key[0] != job_id}
