@@ -108,6 +108,7 @@ class Model:
         os.close(fd)
         s.started(probe)
         assert probe.ask("stream 0") == 0
+        s.until(lambda: probe.process.pid in self.arbiter.slots)
         self.workers.append(Worker(probe, self.arbiter.slots[probe.process.pid]))
 
     def allocate(self, worker: Worker) -> None:
