@@ -28,6 +28,7 @@ struct rm; /* control/rm.h */
 struct rm_file;
 struct gpu_ctx;
 struct gpu_card;
+struct gpu_hold; /* gpu_hold.c */
 struct gpu_conn; /* one connection = one process that opened the driver or NVML */
 struct gpu;
 
@@ -154,6 +155,8 @@ struct gpu {
     struct gpu_ctx *table[GPU_MAX_CTX]; /* by id % GPU_MAX_CTX */
     struct sim_page page;               /* what every new process gets */
     struct gpu_limit *limits;
+    struct gpu_hold *holds;
+    uint64_t last_hold;
     struct rm *rm; /* of the control device */
     struct gpu_watch control_watch, opener_watch;
     struct gpu_watch listen_watch, timer_watch, tick_watch, signal_watch;
@@ -185,6 +188,17 @@ int gpu_ctx_alloc(struct gpu_ctx *ctx, uint64_t bytes, uint64_t *id); /* a CUres
 int gpu_ctx_free(struct gpu_ctx *ctx, uint64_t id);
 bool gpu_has_room(struct gpu_conn *conn, struct gpu_card *card, uint64_t bytes);
 uint64_t gpu_conn_memory(const struct gpu_conn *conn, const struct gpu_card *card);
+
+/* gpu_hold.c: memory of a context that another process opened. The number of the hold; 0: it is
+ * gone, or another user's. */
+uint64_t gpu_hold(struct gpu_conn *conn, uint32_t ctx, uint64_t alloc);
+void gpu_let_go(struct gpu_conn *conn, uint64_t hold);
+void gpu_let_all_go(struct gpu_conn *conn);
+/* its maker frees it: whether it stays on the card; the same for all memory of a context */
+bool gpu_held_on(struct gpu_ctx *ctx, uint64_t alloc);
+void gpu_ctx_bequeath(struct gpu_ctx *ctx);
+/* what a process holds and no maker has any more */
+uint64_t gpu_held_by(const struct gpu_conn *conn, const struct gpu_card *card);
 
 /* gpu_card.c */
 bool gpu_card_init(struct gpu *gpu, unsigned index);

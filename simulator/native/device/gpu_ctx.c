@@ -151,6 +151,7 @@ void gpu_ctx_destroy(struct gpu_ctx *ctx)
     conn->nctx--;
     conn->gpu->nctx--;
     conn->past_busy[ctx->card->index] += ctx->model->busy_ns[ENG_COMPUTE];
+    gpu_ctx_bequeath(ctx);
     ctx->card->mem_used -= ctx->mem;
     __atomic_store_n(&ctx->shm->dead, 1, __ATOMIC_SEQ_CST);
     announce(&ctx->shm->space_gen, &ctx->shm->space_waiters);

@@ -35,7 +35,7 @@ bool gpu_has_room(struct gpu_conn *conn, struct gpu_card *card, uint64_t bytes)
 
 uint64_t gpu_conn_memory(const struct gpu_conn *conn, const struct gpu_card *card)
 {
-    uint64_t sum = 0;
+    uint64_t sum = gpu_held_by(conn, card);
     for (const struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
         sum += ctx->card == card ? ctx->mem : 0;
     return sum;
@@ -64,7 +64,8 @@ int gpu_ctx_free(struct gpu_ctx *ctx, uint64_t id)
     for (uint32_t i = ctx->nallocs; i-- > 0;)
         if (ctx->allocs[i].id == id) {
             ctx->mem -= ctx->allocs[i].bytes;
-            ctx->card->mem_used -= ctx->allocs[i].bytes;
+            if (!gpu_held_on(ctx, id))
+                ctx->card->mem_used -= ctx->allocs[i].bytes;
             ctx->allocs[i] = ctx->allocs[--ctx->nallocs];
             return CUDA_SUCCESS;
         }

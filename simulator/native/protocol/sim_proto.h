@@ -143,6 +143,10 @@ enum sim_req_type {
     /* a = context id of any process, b = stream slot, c = sequence number there -> a = whether it
      * was reached, or the context is gone */
     SIM_REQ_REACHED = 14,
+    /* a = context id of any process of the user, b = allocation id -> a = a number, 0: it is gone.
+     * The memory stays on the card until the number is given back, or the process ends */
+    SIM_REQ_HOLD = 15,
+    SIM_REQ_LET_GO = 16, /* a = the number */
     /* text: a command of serve/gpu_faults.c, from root only -> rep; a = what it reached */
     SIM_REQ_CONTROL = 32,
     /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */

@@ -154,6 +154,7 @@ void gpu_conn_end(struct gpu_conn *conn, const char *why)
     for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
         /* the running kernel is cut now, not at the model's last step */
         gpu_card_sync(ctx->card);
+    gpu_let_all_go(conn);
     while (conn->ctxs)
         gpu_ctx_destroy(conn->ctxs);
     struct gpu_conn **link = &gpu->conns;

@@ -128,12 +128,10 @@ static void list_procs(struct gpu_conn *asking, struct gpu_card *card)
     for (struct gpu_conn *conn = card->gpu->conns; conn; conn = conn->next) {
         struct sim_proc_info info = {.pid = (uint32_t)conn->pid,
                                      .listed = conn->listed,
-                                     .busy_ns = gpu_conn_busy(conn, card)};
+                                     .busy_ns = gpu_conn_busy(conn, card),
+                                     .mem = gpu_conn_memory(conn, card)};
         for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
-            if (ctx->card == card) {
-                info.contexts++;
-                info.mem += ctx->mem;
-            }
+            info.contexts += ctx->card == card;
         if (info.contexts)
             procs.procs[n++] = info;
     }
@@ -213,6 +211,16 @@ static void pin_request(struct gpu_conn *conn, const struct sim_req *req)
     answer_plain(conn, CUDA_SUCCESS, 0);
 }
 
+static void hold_request(struct gpu_conn *conn, const struct sim_req *req)
+{
+    uint64_t id = 0;
+    if (req->type == SIM_REQ_LET_GO)
+        gpu_let_go(conn, req->a);
+    else if (req->a <= UINT32_MAX)
+        id = gpu_hold(conn, (uint32_t)req->a, req->b);
+    answer_plain(conn, CUDA_SUCCESS, id);
+}
+
 /* For events that processes share. A context that is not there runs nothing. */
 static void reached_request(struct gpu_conn *conn, const struct sim_req *req)
 {
@@ -279,6 +287,10 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
     }
     if (req->type == SIM_REQ_REACHED) {
         reached_request(conn, req);
+        return;
+    }
+    if (req->type == SIM_REQ_HOLD || req->type == SIM_REQ_LET_GO) {
+        hold_request(conn, req);
         return;
     }
     if (req->a >= gpu->config.cards) {

@@ -42,6 +42,7 @@ def test_memory_of_the_job_that_another_card_opens_is_paid_once(
         maker.on()
         maker.at("let_go")
         assert maker.used() == 64 * MIB  # the taker keeps it
+        assert running.shared_on_card(contexts=1) == 64 * MIB
         taker.on()
         taker.at("closed")
         running.until(lambda: maker.used() == 0)

@@ -178,10 +178,12 @@ def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str)
         maker.on()
         maker.at("let_go")
         assert maker.used() == 64 * MIB  # the takers still use it: somebody of the job must pay
+        assert running.shared_on_card(contexts=3) == 64 * MIB
         for taker in takers:
             taker.on()
             taker.at("closed")
         running.until(lambda: maker.used() == 0)
+        assert running.shared_on_card(contexts=3) == 0
 
 
 def test_what_comes_out_of_an_imported_pool_is_its_makers(tmp_path: Path) -> None:
@@ -206,9 +208,11 @@ def test_user_of_a_dead_makers_memory_takes_the_charge_over(tmp_path: Path, kind
         taker = taken(running, kind, what, maker)
         running.kill(maker)
         running.until(lambda: taker.used() == 64 * MIB)
+        assert running.shared_on_card(contexts=1) == 64 * MIB  # as on a real card
         taker.on()
         taker.at("closed")
         running.until(lambda: taker.used() == 0)
+        assert running.shared_on_card(contexts=1) == 0
 
 
 def test_slot_that_is_used_again_uses_nothing(tmp_path: Path, kind: str) -> None:

@@ -57,8 +57,10 @@ def test_who_imports_after_the_number_was_closed_pays_nothing(
         assert step(maker, "numbers_closed") == 96
         assert [step(taker, "taken") for taker in takers] == [0, 0]
         assert step(maker, "let_go") == 96
+        assert running.shared_on_card(contexts=3) == 96 * MIB
         assert [step(taker, "closed") for taker in takers] == [0, 0]
         running.until(lambda: maker.used() == 32 * MIB)
+        assert running.shared_on_card(contexts=3) == 32 * MIB
         assert step(maker, "end") == 0
 
 

@@ -31,8 +31,23 @@ def card_uuid(sim: Simulator, index: int = 0) -> str:
         "n.nvmlDeviceGetHandleByIndex_v2(int(sys.argv[2]), c.byref(d)); "
         "b = c.create_string_buffer(96); n.nvmlDeviceGetUUID(d, b, 96); print(b.value.decode())"
     )
+    return _ask(sim, code, str(index))
+
+
+def card_used(sim: Simulator) -> int:
+    """Bytes that are in use on the first simulated card, contexts included."""
+    code = (
+        "import ctypes as c, sys; n = c.CDLL(sys.argv[1]); n.nvmlInit_v2(); d = c.c_void_p(); "
+        "n.nvmlDeviceGetHandleByIndex_v2(0, c.byref(d)); b = (c.c_uint64 * 3)(); "
+        "n.nvmlDeviceGetMemoryInfo(d, b); print(b[2])"
+    )
+    return int(_ask(sim, code))
+
+
+def _ask(sim: Simulator, code: str, *words: str) -> str:
+    """What a Python program prints that asks the simulated NVML."""
     done = subprocess.run(
-        ["python3", "-c", code, str(NVML), str(index)],
+        ["python3", "-c", code, str(NVML), *words],
         env=os.environ | sim.env(),
         capture_output=True,
         text=True,
@@ -159,6 +174,10 @@ class Node:
         return s.grant_bytes(
             self.run_dir, caps, driver=DRIVER, uuids=self.uuids, card_flags=self.card_flags
         )
+
+    def shared_on_card(self, contexts: int) -> int:
+        """What is on the first card beside this many contexts."""
+        return card_used(self.sim) - contexts * CONTEXT
 
     def all_registered(self) -> bool:
         """Whether every process of the first card is one of the others too."""

@@ -50,8 +50,9 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
 void cu_alloc_release(struct cu_alloc *alloc);
 
 /* Address space for memory with another owner: an import, memory of a graph. It ends with the
- * context, which need not be of the memory's device. */
-CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device);
+ * context, which need not be of the memory's device. hold: a number of SIM_REQ_HOLD, or 0. */
+CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device,
+                         uint64_t hold);
 
 /* The context that keeps a device's memory on the device side: the primary one, or the current one.
  */
@@ -72,7 +73,8 @@ uint32_t *cu_pool_reachable(CUmemoryPool pool);
  */
 struct cu_export {
     uint32_t magic, index; /* of the card on the node */
-    uint64_t size;
+    uint64_t size, id;
+    uint32_t ctx, reserved; /* with id: the card's name for it */
 };
 #define CU_EXPORT_OF_HOST  UINT32_MAX /* as index: memory of the host's NUMA node, device -1 */
 #define CU_EXPORT_PHYSICAL 0x58455051u

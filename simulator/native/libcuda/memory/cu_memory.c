@@ -82,6 +82,8 @@ void cu_alloc_release(struct cu_alloc *alloc)
 {
     bool own = alloc->kind != VIRTUAL; /* else contents and addresses belong to others, cu_vmm.c */
     struct sim_rep rep;
+    if (alloc->owner == BORROWED && alloc->id)
+        cu_request(SIM_REQ_LET_GO, alloc->id, 0, &rep, sizeof rep, NULL, 0);
     if (alloc->kind == REGISTERED)
         cu_request(SIM_REQ_UNPIN, alloc->base, 0, &rep, sizeof rep, NULL, 0);
     if (own && alloc->shadow)
@@ -151,10 +153,15 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUconte
     return CUDA_SUCCESS;
 }
 
-CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device)
+CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device,
+                         uint64_t hold)
 {
-    struct cu_alloc alloc = {
-        .size = bytes, .ctx = ctx, .kind = DEVICE, .owner = BORROWED, .flags = (unsigned)device};
+    struct cu_alloc alloc = {.size = bytes,
+                             .ctx = ctx,
+                             .kind = DEVICE,
+                             .owner = BORROWED,
+                             .id = hold,
+                             .flags = (unsigned)device};
     void *base = cu_alloc_reserve(bytes, PROT_NONE);
     alloc.base = (CUdeviceptr)base;
     if (!base || cu_alloc_insert(&alloc) != CUDA_SUCCESS) {

@@ -2,8 +2,8 @@
  *
  * Memory of other processes: IPC handles, pools and their pointers, external memory. Shared in the
  * books only: an address from here has contents of its own (those of cuMemCreate memory are truly
- * shared, cu_vmm.c). The card counts memory for the process that made it, and external memory,
- * which no CUDA call made, for its importer.
+ * shared, cu_vmm.c). The card counts memory for the process that made it, then for who still has it
+ * open, and external memory, which no CUDA call made, for its importer.
  */
 #include "cu_alloc.h"
 #include "cu_context.h"
@@ -21,8 +21,8 @@
 struct ticket { /* inside of a CUipcMemHandle or CUmemPoolPtrExportData, 64 bytes both */
     uint32_t magic, index;
     int32_t pid;
-    uint32_t reserved;
-    uint64_t size, base, id;
+    uint32_t ctx;
+    uint64_t size, base, id; /* id: 0: of a pool, which does not outlive its maker */
 };
 _Static_assert(sizeof(struct ticket) <= CU_IPC_HANDLE_SIZE, "a ticket does not fit a handle");
 
@@ -58,6 +58,7 @@ static CUresult ticket_for(CUdeviceptr ptr, uint32_t magic, struct ticket *out)
         *out = (struct ticket){.magic = magic,
                                .index = alloc->ctx->device->info.index,
                                .pid = getpid(),
+                               .ctx = alloc->ctx->id,
                                .size = alloc->size,
                                .base = alloc->base,
                                .id = alloc->id};
@@ -75,7 +76,15 @@ static CUresult open_ticket(CUdeviceptr *out, const struct ticket *ticket)
     if (device_of_card(ticket->index, &device) != CUDA_SUCCESS ||
         (kill(ticket->pid, 0) != 0 && errno == ESRCH))
         return CUDA_ERROR_INVALID_VALUE;
-    return cu_alloc_borrow(out, ticket->size, ctx, device);
+    struct sim_rep held = {0}, ignored;
+    if (ticket->id)
+        CU_TRY(cu_request(SIM_REQ_HOLD, ticket->ctx, ticket->id, &held, sizeof held, NULL, 0));
+    if (ticket->id && !held.a)
+        return CUDA_ERROR_INVALID_VALUE; /* it was freed */
+    CUresult status = cu_alloc_borrow(out, ticket->size, ctx, device, held.a);
+    if (status != CUDA_SUCCESS && held.a)
+        cu_request(SIM_REQ_LET_GO, held.a, 0, &ignored, sizeof ignored, NULL, 0);
+    return status;
 }
 
 CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr ptr)
@@ -219,7 +228,7 @@ CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMem
         !desc->size || desc->size > memory->size - desc->offset)
         return CUDA_ERROR_INVALID_VALUE;
     return cu_alloc_borrow(out, desc->size, memory->ctx,
-                           (CUdevice)(memory->ctx->device - cu.devices));
+                           (CUdevice)(memory->ctx->device - cu.devices), 0);
 }
 
 CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory memory)

@@ -59,11 +59,13 @@ CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *out, const CUmemAllocatio
 }
 
 /* Contents that other processes can map: a file, with the description after them. */
-static int shared_file(uint64_t size, const struct cu_device *device)
+static int shared_file(uint64_t size, const struct cu_device *device, uint32_t ctx, uint64_t id)
 {
     struct cu_export end = {.magic = CU_EXPORT_PHYSICAL,
                             .index = device ? device->info.index : CU_EXPORT_OF_HOST,
-                            .size = size};
+                            .size = size,
+                            .id = id,
+                            .ctx = ctx};
     int file = memfd_create("qgpu-sim-memory", MFD_CLOEXEC);
     if (file >= 0 && (ftruncate(file, (off_t)(size + sizeof end)) != 0 ||
                       pwrite(file, &end, sizeof end, (off_t)size) != (ssize_t)sizeof end)) {
@@ -118,7 +120,7 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
         CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, size, &rep, sizeof rep, NULL, 0));
     }
     bool shared = prop->requestedHandleTypes;
-    int file = shared ? shared_file(size, device) : -1;
+    int file = shared ? shared_file(size, device, device ? ctx->id : 0, rep.a) : -1;
     struct cu_physical *made = shared && file < 0 ? NULL : new_physical(size, file);
     if (!made) {
         if (file >= 0)
@@ -165,6 +167,8 @@ void cu_vmm_give_back(struct cu_physical *gone)
         cu_stream_sync(&gone->ctx->all); /* work that was submitted may use it */
         cu_request(SIM_REQ_FREE, gone->ctx_id, gone->id, &rep, sizeof rep, NULL, 0);
     }
+    if (gone->hold)
+        cu_request(SIM_REQ_LET_GO, gone->hold, 0, &rep, sizeof rep, NULL, 0);
     cu_vmm_holder_gone((void *)(uintptr_t)gone->handle);
     munmap(gone->contents, gone->size);
     if (gone->file >= 0)
@@ -238,6 +242,10 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
         return known ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     }
     made->borrowed = true;
+    struct sim_rep held;
+    if (about.id &&
+        cu_request(SIM_REQ_HOLD, about.ctx, about.id, &held, sizeof held, NULL, 0) == CUDA_SUCCESS)
+        made->hold = held.a;
     made->prop =
         (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                               .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,

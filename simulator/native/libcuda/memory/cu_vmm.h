@@ -12,6 +12,7 @@
 struct cu_physical {
     CUmemGenericAllocationHandle handle;
     uint64_t size, id;
+    uint64_t hold; /* of an import: it keeps the maker's memory on the card */
     CUcontext ctx;
     uint32_t ctx_id;
     CUmemAllocationProp prop;
