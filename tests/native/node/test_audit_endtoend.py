@@ -42,6 +42,38 @@ def test_contexts_are_charged_once_and_given_back(start):
         end(process)
 
 
+def test_resident_managed_memory_is_charged_from_nvml(start):
+    """`enforcer.managed: resident`; all of it is on the simulated card."""
+    chain = start()
+    chain.qgpud.terminate()
+    chain.qgpud.wait()
+    text = chain.config.read_text()
+    chain.config.write_text(text.replace("200ms}", "200ms, managed: resident}"))
+    chain.start_qgpud()
+    until(lambda: chain.log().count("event=serving") == 2)
+    process = chain.qgpu(
+        *("run", "--mem", "1G", "--", str(BUILD / "test/shim-mem_managed"), "resident"),
+        env=chain.env(QGPU_TEST_NVML=str(BUILD / "sim/libnvidia-ml.so.1")),
+        stdin=subprocess.PIPE,
+    )
+    try:
+        for step in ("begin", "managed", "beside"):
+            assert process.stdout.readline().split()[0] == step
+            if step != "beside":
+                process.stdin.write("\n")
+                process.stdin.flush()
+        context, managed, plain = 300 * MIB, 300 * MIB, 64 * MIB
+
+        def counted() -> bool:
+            (tenant,) = chain.tenants()
+            known = tenant.mem_used + tenant.mem_extra == context + managed + plain
+            return known and tenant.mem_extra >= managed
+
+        until(counted)
+    finally:
+        end(process)
+
+
 @pytest.mark.parametrize(("action", "dies"), [("log", False), ("kill", True)])
 def test_program_that_drops_the_shim_is_found_and_dealt_with(start, action, dies):
     chain = start()
