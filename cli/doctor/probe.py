@@ -252,7 +252,7 @@ class Probe:
 def gres_of(config: Config) -> str:
     """The smallest share, with memory enough for a context where a share of it is too little."""
     share = config.limits.min_share
-    least = max(LEAST_MIB, config.limits.min_mem)
+    least = max(LEAST_MIB, *(config.least_mem(group.model) for group in config.nodes))
     if config.smallest_usable() * share // 100 >= least:
         return f"qgpu:{share}"
     return f"qgpu:{share},qgpu_mem:{least}M"

@@ -230,17 +230,18 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _mem_fits(self) -> Config:
-        largest = (
-            self.limits.max_share
-            * min(self.models[group.model].usable for group in self.nodes)
-            // 100
-        )
-        if self.limits.min_mem > largest:
-            raise ValueError(
-                f"limits.min_mem {self.limits.min_mem} MiB is above what {largest} MiB a share can"
-                " have"
-            )
+        for model in {group.model: group for group in self.nodes}:
+            least, most = self.least_mem(model), self.limits.max_share * self.models[model].usable
+            if least > most // 100:
+                key = "limits.min_mem" if least == self.limits.min_mem else f"{model}.context"
+                raise ValueError(
+                    f"{key} {least} MiB is above what {most // 100} MiB a share can have"
+                )
         return self
+
+    def least_mem(self, model: str) -> int:
+        """MiB that a share of a card of this model has at least: enough for a context."""
+        return max(self.limits.min_mem, self.models[model].context)
 
     @property
     def tag_field(self) -> TagField:

@@ -13,10 +13,13 @@ SCHEMA = 1  # format of the rendered qgpu_tables.lua; qgpu.lua refuses another
 
 @dataclass(frozen=True)
 class ModelTable:
-    """One model of card on some node: MiB that jobs can share, and most cards per node."""
+    """One model of card on some node: MiB that jobs can share and that a share must have at least,
+    and most cards per node.
+    """
 
     usable: int
     cards: int
+    least: int
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,6 @@ class Tables:
     models: dict[str, ModelTable]
     min_share: int
     max_share: int
-    min_mem: int
     partitions: tuple[str, ...] = field(default=())
     # Before 23.11.5 slurmctld no longer counts a card as shared when the first of several shares
     # ends, and may give it away whole. There a whole card is booked as its hundred shards.
@@ -43,6 +45,11 @@ class Tables:
     def smallest(self) -> int:
         """MiB for an untyped request."""
         return min(model.usable for model in self.models.values())
+
+    @property
+    def min_mem(self) -> int:
+        """MiB that an untyped request must have: enough for a context on any card."""
+        return max(model.least for model in self.models.values())
 
     @property
     def example(self) -> int:
@@ -61,7 +68,8 @@ def tables_of(config: Config) -> Tables:
     for group in config.nodes:
         known = models.get(group.model)
         cards = max(group.count, known.cards if known else 0)
-        models[group.model] = ModelTable(config.models[group.model].usable, cards)
+        usable = config.models[group.model].usable
+        models[group.model] = ModelTable(usable, cards, config.least_mem(group.model))
     managed = config.managed_partitions
     return Tables(
         tag_field=config.tag_field,
@@ -72,7 +80,6 @@ def tables_of(config: Config) -> Tables:
         models=dict(sorted(models.items())),
         min_share=config.limits.min_share,
         max_share=config.limits.max_share,
-        min_mem=config.limits.min_mem,
         partitions=() if "*" in managed else tuple(sorted(set(managed))),
         whole_by_shard=config.slurm.version < "23.11.5",
         assoc_qos=config.slurm.version >= "24.11",

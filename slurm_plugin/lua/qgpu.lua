@@ -195,14 +195,20 @@ local function refuse_mem_high(entry, share, mem, t)
     })
 end
 
+-- MiB that a share must have: enough for a context.
+local function least(model, t)
+    return model and t.models[model].least or t.min_mem
+end
+
 local function mem_of(entry, share, t)
     local word = table.concat(entry.parts, ":")
     local size = bytes_of(word)
     if not size then
         refuse(t, "mem_text", entry.text, { word = shown(word) })
     end
-    if size < t.min_mem * MIB then
-        refuse(t, "mem_low", entry.text, { share = share.percent })
+    local low = least(share.model, t)
+    if size < low * MIB then
+        refuse(t, "mem_low", entry.text, { share = share.percent, low = low })
     end
     local mem = math.ceil(size / MIB)
     if mem > (share.model and t.models[share.model].usable or t.smallest) then
@@ -284,8 +290,9 @@ local function decide_share(job, entries, share, t)
     local usable = share.model and t.models[share.model].usable or t.smallest
     if not mem then
         mem = M.default_mem(share.percent, usable)
-        if mem < t.min_mem then
-            refuse(t, "mem_default_low", token, { mem = mem })
+        local low = least(share.model, t)
+        if mem < low then
+            refuse(t, "mem_default_low", token, { mem = mem, low = low })
         end
     end
     local shards = M.shards(share.percent, mem, usable, t.compute[class])

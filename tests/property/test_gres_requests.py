@@ -250,7 +250,8 @@ def expected(meant: Meant, t: Tables) -> Outcome:
     if meant.share > t.max_share:
         return Outcome(key="share_high")
     usable = t.models[meant.model].usable if meant.model else t.smallest
-    if meant.size and meant.size[0] * UNITS[meant.size[1]] < t.min_mem * 2**20:
+    least = t.models[meant.model].least if meant.model else t.min_mem
+    if meant.size and meant.size[0] * UNITS[meant.size[1]] < least * 2**20:
         return Outcome(key="mem_low")
     if meant.mem is not None and meant.mem > usable:
         return Outcome(key=too_much(meant, meant.mem, t))
@@ -258,7 +259,7 @@ def expected(meant: Meant, t: Tables) -> Outcome:
     if job_class is None:
         return Outcome(key="qos_unmapped")
     mem = meant.share * usable // 100 if meant.mem is None else meant.mem
-    if mem < t.min_mem:
+    if mem < least:
         return Outcome(key="mem_default_low")
     booked = shards(meant.share, mem, usable, t.compute[job_class])
     own = [
@@ -327,7 +328,8 @@ def test_what_is_accepted_is_within_the_limits_and_booked(name: str, job: Submis
     assert own is not None
     assert (own[1], int(own[2]), int(own[5])) == (tag.job_class, tag.share, tag.mem)
     usable = t.models[own[3]].usable if own[3] else t.smallest
-    assert t.min_share <= tag.share <= t.max_share and t.min_mem <= tag.mem <= usable
+    least = t.models[own[3]].least if own[3] else t.min_mem
+    assert t.min_share <= tag.share <= t.max_share and least <= tag.mem <= usable
     assert int(own[4]) == shards(tag.share, tag.mem, usable, t.compute[tag.job_class])
 
 

@@ -108,10 +108,16 @@ def admit(
     now_ns: int,
 ) -> Grant:
     """The grant for a request. Raises RunRefusedError."""
-    _check_limits(request, config)
-    found = _choose(request, config, offers, grants, governed)
+    least = config.least_mem(node.model)
+    _check_limits(request, config, least)
+    found = _choose(request, config, offers, grants, governed, least)
     total = found.info.mem_total
     isolated = governed(found, request.job_class)
+    if isolated and _mem(request, found) < least:
+        raise RunRefusedError(
+            f"--share {request.share} comes with {format_mib(_mem(request, found))} of memory, but"
+            f" the least is {format_mib(least)}; write for example --mem {format_mib(least)}"
+        )
     cap = min(_mem(request, found) * MIB, total) if isolated else total
     card = GrantCard(
         found.info.uuid, found.info.minor, found.index, request.share, cap, total, isolated
@@ -134,17 +140,17 @@ def admit(
         raise RunRefusedError(f"the grant cannot be made: {error}") from None
 
 
-def _check_limits(request: RunRequest, config: Config) -> None:
+def _check_limits(request: RunRequest, config: Config, least: int) -> None:
     limits = config.limits
     if not limits.min_share <= request.share <= limits.max_share:
         raise RunRefusedError(
             f"--share {request.share} is outside {limits.min_share} to {limits.max_share} percent;"
             f" write for example --share {min(max(30, limits.min_share), limits.max_share)}"
         )
-    if request.mem is not None and request.mem < limits.min_mem:
+    if request.mem is not None and request.mem < least:
         raise RunRefusedError(
-            f"--mem {format_mib(request.mem)} is below the least, {format_mib(limits.min_mem)};"
-            f" write for example --mem {format_mib(limits.min_mem)}"
+            f"--mem {format_mib(request.mem)} is below the least, {format_mib(least)};"
+            f" write for example --mem {format_mib(least)}"
         )
 
 
@@ -163,6 +169,7 @@ def _choose(
     offers: list[Offer],
     grants: list[Grant],
     governed: Governed,
+    least: int,
 ) -> Offer:
     named = [o for o in offers if request.card in (None, str(o.index), o.info.uuid)]
     if not named:
@@ -173,7 +180,7 @@ def _choose(
     rooms = [(room(offer, grants, config, governed), offer) for offer in named]
     fitting = [pair for pair in rooms if _fits(request, config, governed, *pair)]
     if not fitting:
-        raise RunRefusedError(_no_room(request, config, governed, rooms))
+        raise RunRefusedError(_no_room(request, config, governed, rooms, least))
     return max(fitting, key=lambda pair: (pair[0].mem, -pair[1].index))[1]
 
 
@@ -189,7 +196,11 @@ def _fits(
 
 
 def _no_room(
-    request: RunRequest, config: Config, governed: Governed, rooms: list[tuple[Room, Offer]]
+    request: RunRequest,
+    config: Config,
+    governed: Governed,
+    rooms: list[tuple[Room, Offer]],
+    least: int,
 ) -> str:
     """Why no card fits, for the card with most room."""
     left, offer = max(rooms, key=lambda pair: (not pair[0].whole, pair[0].mem))
@@ -200,11 +211,7 @@ def _no_room(
         )
     want = _booked(request, offer, governed)
     if want > left.mem:
-        advice = (
-            f"write --mem {format_mib(left.mem)} or less"
-            if left.mem >= config.limits.min_mem
-            else "wait"
-        )
+        advice = f"write --mem {format_mib(left.mem)} or less" if left.mem >= least else "wait"
         return (
             f"{format_mib(want)} of memory do not fit: {name} has {format_mib(left.mem)} of"
             f" {format_mib(offer.usable)} left beside {left.grants} grant(s); {advice}"

@@ -68,7 +68,7 @@ def test_a_share_never_spans_two_cards(live: Live) -> None:
 def test_a_whole_card_is_not_shared(live: Live) -> None:
     node = ("-w", live.nodes[1])
     whole = running(live, "offline", "qgpu:100", *node)
-    share = running(live, "offline", "qgpu:1,qgpu_mem:64M", *node)
+    share = running(live, "offline", "qgpu:1,qgpu_mem:300M", *node)
     assert live.grant(whole).state == "whole"
     assert live.place(share) != live.place(whole)
     waits = live.submit(NAP, "--gres=gpu:1", *node)

@@ -63,7 +63,7 @@ def test_without_a_card_the_one_with_most_memory_left_is_taken(node, service, as
         ({"card": "5"}, "--card 5 is no card of this node; it has 0 (GPU-"),
         ({"share": 0}, "--share 0 is outside 1 to 100 percent; write for example --share 30"),
         ({"share": True}, "share is True"),
-        ({"mem": 10}, "--mem 10M is below the least, 64M"),
+        ({"mem": 10}, "--mem 10M is below the least, 512M"),
         ({"mem": "8G"}, "mem is '8G'"),
         ({"class": "batch"}, "class is 'batch', but must be one of online, offline"),
         ({"card": 0}, "card must be an index or a UUID"),

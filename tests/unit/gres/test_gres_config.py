@@ -12,6 +12,7 @@ import yaml
 from gres.config.enforcer import AuditSettings, EnforcerSettings
 from gres.config.hostlist import HostlistError, expand
 from gres.config.site import Config, ConfigError, load_config, parse_config
+from gres.request.tables import tables_of
 from gres.units import Duration, UnitError, format_mib, parse_duration, parse_mib, parse_size
 from slurm_plugin.render import NAMES, RenderError, lua_literal, node_gres, render
 
@@ -31,6 +32,17 @@ def test_the_example_says_what_the_defaults_say() -> None:
         SMALL.replace("cluster: c", "cluster: sandbox").replace("/%n/gpu", "/nvidia")
     )
     assert config.model_copy(update={"qos": {}}) == bare
+
+
+def test_a_share_has_memory_for_a_context_of_its_card() -> None:
+    more = ', {names: "m", model: l4, count: 1, files: "/dev/nvidia0"}]'
+    text = SMALL.replace("2GiB}}", "2GiB}, l4: {memory: 24GiB, context: 300MiB}}")
+    config = parse_config(text.replace("}]", "}" + more))
+    found = tables_of(config)
+    assert {name: model.least for name, model in found.models.items()} == {"h200": 512, "l4": 300}
+    assert found.min_mem == 512, "which card an untyped request gets is not known"
+    with pytest.raises(ConfigError, match=r"l4\.context 25600 MiB is above what 24576 MiB a share"):
+        parse_config(text.replace("}]", "}" + more).replace("300MiB", "25GiB"))
 
 
 def test_a_node_has_everything_that_depends_on_its_name(tmp_path: Path) -> None:
