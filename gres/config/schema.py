@@ -254,9 +254,7 @@ class CardGroup(CardTuning):
 
 
 class ModelSettings(CardTuning):
-    """One model of card: its memory, what is kept from jobs, and what a context takes until that is
-    measured, in MiB, and settings of its cards.
-    """
+    """One model of card. In MiB: its memory, what is kept from jobs, a context until measured."""
 
     memory: MibDown
     reserve: MibUp = 0

@@ -14,7 +14,7 @@ import shim_support as s
 pytestmark = pytest.mark.native
 TABLE = s.ROOT / "enforcer" / "native" / "shim" / "dispatch" / "symbols.tsv"
 CLASSES = TABLE.with_name("classes.tsv")
-LEDGER = {"allocate", "keep", "release", "context", "query"}
+LEDGER = {"allocate", "keep", "release", "module", "context", "query"}
 HOOKED = LEDGER | {"work", "order", "observe", "capture", "forget", "stream", "entry"}
 PASSED = {"nvml", "host", "build", "handle", "current", "set", "ask", "tools", "graphics"}
 DERIVE = TABLE.with_name("derive_symbols.py")

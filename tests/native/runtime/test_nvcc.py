@@ -66,3 +66,19 @@ def test_a_closed_gate_stops_a_loop_of_kernels(rig: Rig, app: Path) -> None:
     told = program.answer()
     assert told["fails"] == 0 and told["launches"] > 100
     assert program.end() == ""
+
+
+@pytest.mark.parametrize("job", [None, OFFLINE], ids=["alone", "shim"])
+def test_large_variables_and_limits_count(rig: Rig, tmp_path: Path, job: int | None) -> None:
+    """The variables with the first kernel: the runtime leaves its images to be loaded late."""
+    program = Program(
+        rig, [built(tmp_path, "variables.cu")], job, LD_LIBRARY_PATH=str(rig.driver.parent)
+    )
+    for _ in range(2):
+        told = program.ask("once")
+        assert told["used"] == [64 + 8, 64 + 8 + 64, 0]
+        assert told["status"] == [0, 0, 2 if job else 0]
+        if job:
+            assert tenant(rig).mem_used == 0, "the reset gave all back"
+    error = program.end()
+    assert ("refused: job 2 holds" in error) == bool(job), error

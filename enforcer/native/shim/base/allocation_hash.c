@@ -112,7 +112,8 @@ static bool belongs(const struct qg_entry *entry, uint64_t owner)
     return entry->owner == owner &&
            (entry->kind == QG_KIND_POINTER || entry->kind == QG_KIND_ARRAY ||
             entry->kind == QG_KIND_EXTERNAL || entry->kind == QG_KIND_IPC ||
-            entry->kind == QG_KIND_CONTEXT);
+            entry->kind == QG_KIND_CONTEXT || entry->kind == QG_KIND_MODULE ||
+            entry->kind == QG_KIND_LIBRARY || entry->kind == QG_KIND_LIMIT);
 }
 
 void qg_allocations_change_owner(struct qg_allocations *table, uint64_t owner, uint64_t to)

@@ -27,7 +27,10 @@ enum qg_kind {
     QG_KIND_IPC = 10,     /* memory of another process, by its address here */
     QG_KIND_CONTEXT = 13, /* a context; its bytes are the card's (contexts.c), none are here */
     QG_KIND_ORPHAN = 12,  /* a pool that was destroyed while pieces of it live; refs counts them */
-    QG_KIND_TIE = 11      /* a use of a handle by an array or a multicast object; holds no bytes */
+    QG_KIND_TIE = 11,     /* a use of a handle by an array or a multicast object; holds no bytes */
+    QG_KIND_MODULE = 16,  /* variables of a module, by its handle */
+    QG_KIND_LIBRARY = 17, /* variables of a library in a context; refs: number of the library */
+    QG_KIND_LIMIT = 18    /* a limit of a context; refs: what it was, see hooks/memory/limit.c */
 };
 
 /* made here, by another process; no memory of its own */

@@ -9,6 +9,7 @@
 #include "link/link.h"
 #include "memory/graph_memory.h"
 #include "memory/memory.h"
+#include "memory/modules.h"
 #include "process/pages.h"
 #include "track/streams.h"
 #include "track/waiters.h"
@@ -26,6 +27,7 @@ void qg_after_fork(void)
     qg_primaries_after_fork();
     qg_graph_memory_after_fork();
     qg_memory_after_fork();
+    qg_libraries_after_fork();
     qg_streams_after_fork();
     qg_window_after_fork();
     qg_cards_forget();

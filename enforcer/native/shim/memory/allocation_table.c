@@ -58,17 +58,24 @@ static struct qg_entry fresh(struct qg_card *card, enum qg_kind kind, uint64_t k
 void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
                uint64_t owner, uint64_t size)
 {
-    struct qg_entry entry = fresh(card, kind, key, owner, size), stale;
+    struct qg_entry entry = fresh(card, kind, key, owner, size);
+    qg_charge_entry(reserved, &entry);
+}
+
+void qg_charge_entry(uint64_t reserved, const struct qg_entry *entry)
+{
+    struct qg_card *card = &qg_cards[entry->card];
+    struct qg_entry stale;
     pthread_mutex_lock(&qg_allocation_lock);
     /* An old entry has this key: it was freed by a call that the shim does not see. */
-    if (qg_allocations_remove(&allocations, kind, key, &stale))
+    if (qg_allocations_remove(&allocations, entry->kind, entry->key, &stale))
         qg_cards[stale.card].used -= stale.size;
     card->pending -= reserved;
-    card->used += size;
+    card->used += entry->size;
     qg_publish(card);
     /* Without host memory for the entry the bytes stay charged for good: refusing later is right,
      * leaking is not. */
-    qg_allocations_insert(&allocations, &entry);
+    qg_allocations_insert(&allocations, entry);
     pthread_mutex_unlock(&qg_allocation_lock);
 }
 
@@ -140,6 +147,22 @@ void qg_reattach(const struct qg_entry *entry)
     pthread_mutex_lock(&qg_allocation_lock);
     if (!qg_allocations_find(&allocations, entry->kind, entry->key))
         qg_allocations_insert(&allocations, entry);
+    pthread_mutex_unlock(&qg_allocation_lock);
+}
+
+/* Removing an entry may move another one into its slot: that is read again. */
+void qg_commit_all(enum qg_kind kind, uint32_t refs)
+{
+    struct qg_entry gone;
+    pthread_mutex_lock(&qg_allocation_lock);
+    for (size_t at = 0; allocations.slots && at <= allocations.mask;) {
+        const struct qg_entry *entry = &allocations.slots[at];
+        if (entry->kind == kind && entry->refs == refs &&
+            qg_allocations_remove(&allocations, kind, entry->key, &gone))
+            entry_ended(&gone);
+        else
+            at++;
+    }
     pthread_mutex_unlock(&qg_allocation_lock);
 }
 

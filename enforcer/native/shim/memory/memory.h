@@ -24,6 +24,9 @@ void qg_refuse_for(struct qg_card *card, uint64_t size, const char *what);
 void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
                uint64_t owner, uint64_t size);
 
+/* The same for an entry that the caller made. One of the same key is replaced. */
+void qg_charge_entry(uint64_t reserved, const struct qg_entry *entry);
+
 /* Sets the size of an entry that grows and shrinks. It is made if it is missing, and removed at
  * size 0. */
 void qg_set_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
@@ -44,6 +47,9 @@ void qg_piece_freed(const struct qg_entry *piece);
 bool qg_detach(enum qg_kind kind, uint64_t key, struct qg_entry *out);
 void qg_commit(const struct qg_entry *entry);
 void qg_reattach(const struct qg_entry *entry);
+
+/* All entries of a kind that have this number in refs have ended. */
+void qg_commit_all(enum qg_kind kind, uint32_t refs);
 
 /* Physical handles (cuMemCreate): counted references and mappings. */
 void qg_handle_retain(uint64_t handle);

@@ -4,6 +4,7 @@
  * retired when the program destroys its object. Each may hold a fence slot.
  */
 #include "process/green.h"
+#include "memory/modules.h"
 #include "track/table.h"
 
 #include <stddef.h>
@@ -251,7 +252,8 @@ static void cache_stream(struct qg_stream *stream, uint64_t key, CUcontext conte
     seen->skip = skip;
     seen->skip_set = (uint16_t)skip;
     seen->attention = QG_GATE_ATTENTION;
-    if (!pages || !pages->lanes || __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE))
+    if (!pages || !pages->lanes || __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) ||
+        __atomic_load_n(&qg_libraries_large, __ATOMIC_ACQUIRE))
         return;
     int lane = qg_lane_mine();
     if (lane >= (int)QG_LANES)

@@ -11,6 +11,7 @@
 #include "track/waiters.h"
 
 int qg_captures;
+bool qg_libraries_large;
 unsigned qg_generation = 1;
 
 #define STREAM  ((CUstream)0x5000)

@@ -2,7 +2,7 @@
  *
  * Hooks of calls after which a handle of a function or an executable graph means other work than
  * before: what was learned about its duration is forgotten. (cuGraphExecDestroy is hooked with the
- * memory of graphs.)
+ * memory of graphs, the ends of modules with that of modules.)
  */
 #include "window/window.h"
 
@@ -38,8 +38,3 @@ FORGETS(cuGraphExecBatchMemOpNodeSetParams, g, NODE(const CUDA_BATCH_MEM_OP_NODE
         (g, n, p))
 FORGETS(cuGraphExecNodeSetParams, g, NODE(CUgraphNodeParams *), (g, n, p))
 FORGETS(cuGraphNodeSetEnabled, g, NODE(unsigned int), (g, n, p))
-
-/* A function of another module may get the address of one that is gone. The driver does not say
- * which functions a module had, so all estimates are forgotten. */
-FORGETS(cuModuleUnload, NULL, (CUmodule m), (m))
-FORGETS(cuLibraryUnload, NULL, (CUlibrary l), (l))

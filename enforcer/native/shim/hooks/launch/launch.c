@@ -4,12 +4,15 @@
  */
 #include "gate/gate.h"
 #include "hooks/memory/graph_nodes.h"
+#include "hooks/memory/libraries.h"
 
 /* Two functions each, so that the usual case needs no stack frame: it ends in a jump to the driver,
  * with all arguments where the program put them. */
 #define LAUNCH(name, parameters, arguments, stream, ptsz, function)                                \
     __attribute__((noinline)) static CUresult slow_##name parameters                               \
     {                                                                                              \
+        if (!qg_launch_admitted(function))                                                         \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
         if (qg_fast_default(stream, ptsz))                                                         \
             return QG_REAL(name) arguments;                                                        \
         struct qg_stream *qg_stream = qg_enter(stream, ptsz, function, 0);                         \
