@@ -403,8 +403,7 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
 {
     uint64_t window_ns =
         (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
-    uint64_t start = qg_now_ns();
-    struct qg_poll at = {.now = start, .moved = start, .last = UINT64_MAX};
+    struct qg_poll at = {.last = UINT64_MAX}; /* the first poll reads the clock */
     qg_fence_slot_want(stream);
     if (poll_and_sample(&at, stream, pages, work, window_ns))
         return true;
