@@ -72,7 +72,7 @@ LEFT_ALONE = frozenset(
 )
 ON_DEMAND: dict[str, Scenario] = {"window": window.figures}
 LENGTHS = (
-    "All scenarios take 56 minutes on two quiet cores, with --quick 9; `window` takes 8. Nothing"
+    "All scenarios take 60 minutes on two quiet cores, with --quick 10; `window` takes 8. Nothing"
     " else should run."
 )
 
