@@ -12,7 +12,7 @@ from pathlib import Path
 import images
 import pytest
 from images import Kernel, Variable
-from shim_memory_support import CONTEXT, MIB, node
+from shim_memory_support import CONTEXT, MIB, node, walk
 
 pytestmark = pytest.mark.native
 
@@ -87,3 +87,8 @@ def test_modules_libraries_and_limits(tmp_path: Path, folder: Path, sanitizer: s
         error = program.end()
     assert error.count("qgpu: ") == 1 and len(error.splitlines()) == 1, error
     assert "allocation of 258.0 MiB refused: job 4711 holds 192.0 of 256.0 MiB" in error
+
+
+def test_with_eager_loading_a_library_counts_at_once(tmp_path: Path, folder: Path) -> None:
+    steps = [("begin", 0), ("loaded", 64), ("refused", 64), ("unloaded", 0)]
+    assert "allocation of 258.0 MiB refused" in walk(tmp_path, f"mem_module {folder} eager", steps)

@@ -16,6 +16,7 @@ CUresult cu_host_call(CUstream stream, CUhostFn fn, void *data);
 CUresult cu_module_load(CUmodule *out, const void *image, bool library);
 CUresult cu_module_load_file(CUmodule *out, const char *path, bool library);
 void cu_module_unload(CUmodule module);
+bool cu_module_eager(void); /* CUDA_MODULE_LOADING=EAGER: a library is loaded at once */
 CUresult cu_module_find(CUfunction *out, CUmodule module, const char *name);
 /* up to most of its functions: the kernels of a module that could be read */
 CUresult cu_module_list(CUfunction *out, unsigned most, CUmodule module);

@@ -20,13 +20,24 @@ static CUcontext current_or_none(void)
     return cu_current(&ctx) == CUDA_SUCCESS ? ctx : NULL;
 }
 
+/* With eager loading the current context has it at once; others at the first use. */
+static CUresult loaded(CUlibrary *library)
+{
+    CUmodule module = (CUmodule)*library;
+    CUresult status = cu_module_eager() ? cu_globals_use(module, current_or_none()) : CUDA_SUCCESS;
+    if (status != CUDA_SUCCESS)
+        cu_module_unload(module);
+    return status;
+}
+
 CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit,
                                    void **jit_values, unsigned int njit, CUlibraryOption *options,
                                    void **values, unsigned int n)
 {
     (void)jit, (void)jit_values, (void)njit, (void)options, (void)values, (void)n;
     CU_TRY(cu_ready());
-    return cu_module_load((CUmodule *)library, code, true);
+    CU_TRY(cu_module_load((CUmodule *)library, code, true));
+    return loaded(library);
 }
 
 CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,
@@ -35,7 +46,8 @@ CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUj
 {
     (void)jit, (void)jit_values, (void)njit, (void)options, (void)values, (void)n;
     CU_TRY(cu_ready());
-    return cu_module_load_file((CUmodule *)library, path, true);
+    CU_TRY(cu_module_load_file((CUmodule *)library, path, true));
+    return loaded(library);
 }
 
 CUresult CUDAAPI cuLibraryUnload(CUlibrary library)

@@ -249,11 +249,17 @@ CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction *functions, unsigned int 
     return cu_module_list(functions, most, module);
 }
 
+bool cu_module_eager(void)
+{
+    const char *mode = getenv("CUDA_MODULE_LOADING");
+    return mode && strcmp(mode, "EAGER") == 0;
+}
+
 CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 {
     CU_TRY(cu_ready());
     if (!mode)
         return CUDA_ERROR_INVALID_VALUE;
-    *mode = CU_MODULE_LAZY_LOADING;
+    *mode = cu_module_eager() ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     return CUDA_SUCCESS;
 }

@@ -222,11 +222,32 @@ static void little(void)
     step("little");
 }
 
+/* With eager loading the current context has a library at once. */
+static void eager(void)
+{
+    CUlibrary library, none;
+    MUST(CALL(cuLibraryLoadFromFile)(&library, path_of("plain.cubin"), NULL, NULL, 0, NULL, NULL,
+                                     0));
+    step("loaded");
+    REFUSED(
+        CALL(cuLibraryLoadFromFile)(&none, path_of("large.cubin"), NULL, NULL, 0, NULL, NULL, 0));
+    REFUSED(CALL(cuLibraryLoadData)(&none, bytes_of("large.cubin"), NULL, NULL, 0, NULL, NULL, 0));
+    step("refused");
+    MUST(CALL(cuLibraryUnload)(library));
+    step("unloaded");
+}
+
 int main(int argc, char **argv)
 {
-    MUST(argc != 2);
+    MUST(argc != 2 && argc != 3);
     folder = argv[1];
+    if (argc == 3)
+        MUST(setenv("CUDA_MODULE_LOADING", "EAGER", 1));
     begin();
+    if (argc == 3) {
+        eager();
+        return 0;
+    }
     modules();
     linked();
     libraries();
