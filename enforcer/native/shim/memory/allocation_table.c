@@ -113,6 +113,17 @@ bool qg_find_entry(enum qg_kind kind, uint64_t key, struct qg_entry *out)
     return entry != NULL;
 }
 
+void qg_find_or_record(struct qg_entry *entry)
+{
+    pthread_mutex_lock(&qg_allocation_lock);
+    const struct qg_entry *known = qg_allocations_find(&allocations, entry->kind, entry->key);
+    if (known)
+        *entry = *known;
+    else
+        qg_allocations_insert(&allocations, entry);
+    pthread_mutex_unlock(&qg_allocation_lock);
+}
+
 bool qg_reopen(enum qg_kind kind, uint64_t key, int change, struct qg_entry *out)
 {
     pthread_mutex_lock(&qg_allocation_lock);

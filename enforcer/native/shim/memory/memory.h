@@ -36,6 +36,8 @@ void qg_set_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, u
 void qg_record(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t owner,
                uint64_t size);
 bool qg_find_entry(enum qg_kind kind, uint64_t key, struct qg_entry *out);
+/* the entry of this key as it is; if there is none, this one is recorded */
+void qg_find_or_record(struct qg_entry *entry);
 
 /* The pool of these pieces was destroyed, but they live: it stays charged until the last of them is
  * freed. */

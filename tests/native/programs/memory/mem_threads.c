@@ -15,6 +15,7 @@
 
 static CUdevice device;
 static CUmemoryPool shared_pool;
+static CUlibrary common;
 static unsigned long turns, admitted[THREADS], refused[THREADS];
 
 struct thread {
@@ -152,6 +153,42 @@ static void graph_memory(struct thread *me)
     MUST(CALL(cuDeviceGraphMemTrim)(device));
 }
 
+static const char *text_of(struct thread *me, char text[512])
+{
+    snprintf(text, 512,
+             ".version 8.0\n.target sm_90\n.address_size 64\n"
+             ".visible .global .b8 table[%zu];\n.visible .entry work() { ret; }\n",
+             size_of(me) + 2 * MIB - 4096);
+    return text;
+}
+
+static void modules(struct thread *me)
+{
+    char text[512];
+    CUmodule module;
+    if (got(me, CALL(cuModuleLoadData)(&module, text_of(me, text))))
+        MUST(CALL(cuModuleUnload)(module));
+}
+
+static void libraries(struct thread *me)
+{
+    char text[512];
+    CUlibrary library;
+    CUkernel kernel;
+    CUdeviceptr table;
+    MUST(CALL(cuLibraryLoadData)(&library, text_of(me, text), NULL, NULL, 0, NULL, NULL, 0));
+    if (got(me, CALL(cuLibraryGetKernel)(&kernel, library, "work")))
+        MUST(CALL(cuLaunchKernel)((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, me->stream, NULL, NULL));
+    got(me, CALL(cuLibraryGetGlobal)(&table, NULL, common, "table"));
+    MUST(CALL(cuStreamSynchronize)(me->stream));
+    MUST(CALL(cuLibraryUnload)(library));
+}
+
+static void limits(struct thread *me)
+{
+    got(me, CALL(cuCtxSetLimit)(CU_LIMIT_MALLOC_HEAP_SIZE, size_of(me)));
+}
+
 /* Memory that ends with its context. */
 static void other_context(struct thread *me)
 {
@@ -168,7 +205,8 @@ static void other_context(struct thread *me)
 static void *work(void *argument)
 {
     static void (*const kinds[])(struct thread *) = {plain,  arrays,       asynchronous, own_pool,
-                                                     mapped, graph_memory, other_context};
+                                                     mapped, graph_memory, modules,      libraries,
+                                                     limits, other_context};
     struct thread *me = argument;
     MUST(CALL(cuCtxSetCurrent)(context));
     for (unsigned long turn = 0; turn < turns; turn++)
@@ -208,7 +246,12 @@ int main(int argc, char **argv)
         MUST(CALL(cuStreamCreate)(&threads[i].stream, CU_STREAM_NON_BLOCKING));
     }
     for (int round = 0; round < 2; round++) {
+        char text[512];
+        MUST(CALL(cuLibraryLoadData)(&common, text_of(&threads[0], text), NULL, NULL, 0, NULL, NULL,
+                                     0));
         together(threads);
+        MUST(CALL(cuLibraryUnload)(common));
+        MUST(CALL(cuCtxSetLimit)(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB));
         trimmed();
         step(round ? "second" : "first");
     }

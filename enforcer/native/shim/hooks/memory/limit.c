@@ -55,12 +55,13 @@ static bool known(CUlimit which, struct limit *limit)
     uint64_t owner = owner_of(context), key = owner + (uint64_t)which; /* handles are aligned */
     limit->which = which;
     limit->each = which == CU_LIMIT_STACK_SIZE ? resident_threads(limit->card->ordinal) : 1;
-    if (!qg_find_entry(QG_KIND_LIMIT, key, &limit->entry))
-        limit->entry = (struct qg_entry){.key = key,
-                                         .owner = owner,
-                                         .refs = now < UINT32_MAX ? (uint32_t)now : UINT32_MAX,
-                                         .kind = QG_KIND_LIMIT,
-                                         .card = (uint8_t)(limit->card - qg_cards)};
+    limit->entry = (struct qg_entry){.key = key,
+                                     .owner = owner,
+                                     .refs = now < UINT32_MAX ? (uint32_t)now : UINT32_MAX,
+                                     .kind = QG_KIND_LIMIT,
+                                     .card = (uint8_t)(limit->card - qg_cards)};
+    /* Before any call of ours changes the limit: who finds no entry has read the first value. */
+    qg_find_or_record(&limit->entry);
     return true;
 }
 
