@@ -20,7 +20,8 @@ EXCUSED = 4
 
 
 def measured(found: Iterable[GpuProcess], uses: Mapping[int, ProcessUse]) -> int | None:
-    """Bytes of one context with its modules, of the process of a tenant where it costs most.
+    """Bytes of one context, of the process of a tenant where it costs least: others have loaded
+    more modules.
 
     None: no process tells. While a call of the driver is under way it does not.
     """
@@ -32,7 +33,15 @@ def measured(found: Iterable[GpuProcess], uses: Mapping[int, ProcessUse]) -> int
         and use.contexts
         and not use.mem_pending
     ]
-    return max(costs, default=None)
+    return min(costs, default=None)
+
+
+def beyond(seen: GpuProcess, use: ProcessUse, pending: int, cost: int) -> int:
+    """Bytes of a process that the driver counts and its slot does not, once it gave back what it
+    reserved above the cost of its contexts.
+    """
+    spare = max(0, use.mem_contexts - use.contexts * cost)
+    return max(0, (seen.mem_used or 0) - (use.mem_used - spare) - pending)
 
 
 def excused(uses: Iterable[ProcessUse], cost: int, cap: int) -> int:
@@ -40,8 +49,8 @@ def excused(uses: Iterable[ProcessUse], cost: int, cap: int) -> int:
 
     At most half the cap, so that no job may hide memory as contexts.
     """
-    beyond = (min(use.contexts, EXCUSED) * cost - use.mem_contexts for use in uses)
-    return min(sum(max(0, size) for size in beyond), cap // 2)
+    more = (min(use.contexts, EXCUSED) * cost - use.mem_contexts for use in uses)
+    return min(sum(max(0, size) for size in more), cap // 2)
 
 
 @dataclass
@@ -52,15 +61,22 @@ class ContextCosts:
     _jobs: dict[Key, int] = field(default_factory=dict)
     _cards: dict[str, int] = field(default_factory=dict)
 
-    def of(self, job_id: int, uuid: str) -> int:
-        """The job's own, else the last on this card, else the configured one."""
-        return self._jobs.get((job_id, uuid)) or self._cards.get(uuid) or self.configured
+    def of(self, job_id: int, uuid: str, found: int | None = None) -> int:
+        """What was found just now, else the job's own, else the last on this card when the job was
+        first asked for, else the configured one.
+        """
+        if found is not None:
+            return min(max(found, self.configured // 2), 2 * self.configured)
+        last = self._cards.get(uuid, self.configured)
+        return self._jobs.setdefault((job_id, uuid), last)
 
     def learn(self, measured: Mapping[Key, int]) -> None:
-        """Take measured costs over, within bounds."""
-        for (job_id, uuid), cost in measured.items():
-            bounded = min(max(cost, self.configured // 2), 2 * self.configured)
-            self._jobs[job_id, uuid] = self._cards[uuid] = bounded
+        """Take measured costs over. Others begin with no more than the configured one: the least
+        share has room for that.
+        """
+        for (job_id, uuid), found in measured.items():
+            self._jobs[job_id, uuid] = cost = self.of(job_id, uuid, found)
+            self._cards[uuid] = min(cost, self.configured)
 
     def ended(self, job_id: int) -> None:
         """A job's grant ended."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.daemon.arbiter.port import ProcessUse
-from enforcer.daemon.audit.contexts import excused, measured
+from enforcer.daemon.audit.contexts import beyond, excused, measured
 from enforcer.nvml.port import CardUsage, GpuProcess
 from enforcer.wire.layout import MAX_PROCS
 from gres.grant.store import Grant, GrantCard
@@ -157,11 +157,11 @@ def audit(
     registered: Registered,
     job_of: Callable[[int], int | None],
     slack: int,
-    cost: Callable[[int, str], int] = lambda job, uuid: 0,
+    cost: Callable[[int, str, int | None], int] = lambda job, uuid, found: found or 0,
 ) -> AuditResult:
     """Compare NVML's view of the cards with grants and registered processes.
 
-    `slack` is bytes, `cost` those of a context of a job on a card.
+    `slack` is bytes, `cost` those of a context of a job on a card, if so many were measured.
     """
     active: dict[str, set[int]] = {}
     owners: dict[str, dict[int, GrantCard]] = {}
@@ -187,22 +187,27 @@ def audit(
         present = None if listed is None else listed.get(uuid, set()) | orphans
         one.sort(names | {pid: job for job, pid in orphans}, job_of, jobs, registered.dead)
         governed = sorted(active.get(uuid, ()))
-        one.judge(governed, present, functools.partial(_excuse, after or {}, cost, uuid))
+        each = {
+            job: measured(one.jobs.get(job, []), (after or {}).get((job, uuid), {}))
+            for job in governed
+        }
+        costs = {job: cost(job, uuid, found) for job, found in each.items()}
+        one.judge(governed, present, functools.partial(_excuse, after or {}, costs, uuid))
         findings.update(one.findings)
         memory |= {(job, uuid): _sum(found) for job, found in one.jobs.items()}
         members |= {(job, uuid): one.members(job, present) for job in governed}
         for job in governed:
-            extra = _overhead(one.jobs.get(job, []), before, after, (job, uuid))
+            extra = _overhead(one.jobs.get(job, []), before, after, (job, uuid), costs[job])
             complete = complete and extra is not None
             if extra is not None:
                 overhead[job, uuid] = extra
-                each = measured(one.jobs.get(job, []), (after or {}).get((job, uuid), {}))
-                contexts |= {} if each is None else {(job, uuid): each}
+                found = each[job]
+                contexts |= {} if found is None else {(job, uuid): found}
     return AuditResult(frozenset(findings), memory, overhead, complete, members, contexts)
 
 
-def _excuse(held: Held, cost: Callable[[int, str], int], uuid: str, job: int, cap: int) -> int:
-    return excused(held.get((job, uuid), {}).values(), cost(job, uuid), cap)
+def _excuse(held: Held, costs: Mapping[int, int], uuid: str, job: int, cap: int) -> int:
+    return excused(held.get((job, uuid), {}).values(), costs[job], cap)
 
 
 Held = dict[tuple[int, str], dict[int, ProcessUse]]  # (job, card) -> pid -> its bytes
@@ -229,7 +234,11 @@ def _registered(lists: tuple[Held | None, Held | None]) -> dict[str, set[tuple[i
 
 
 def _overhead(
-    found: list[GpuProcess], before: Held | None, after: Held | None, key: tuple[int, str]
+    found: list[GpuProcess],
+    before: Held | None,
+    after: Held | None,
+    key: tuple[int, str],
+    cost: int,
 ) -> int | None:
     """Bytes of a tenant that the driver counts and no shim does; None if not known at present.
 
@@ -243,8 +252,13 @@ def _overhead(
     first, last = before.get(key, {}), after.get(key, {})
     if _fixed(first) != _fixed(last):
         return None
-    own = {p: u.mem_used + max(u.mem_pending, first[p].mem_pending) for p, u in last.items()}
-    return sum(max(0, p.mem_used - own.get(p.pid, 0)) for p in found if p.mem_used is not None)
+    pending = {p: max(use.mem_pending, first[p].mem_pending) for p, use in last.items()}
+    none = ProcessUse(*key, 0, 0)
+    return sum(
+        beyond(p, last.get(p.pid, none), pending.get(p.pid, 0), cost)
+        for p in found
+        if p.mem_used is not None
+    )
 
 
 def _fixed(uses: Mapping[int, ProcessUse]) -> dict[int, tuple[int, int, int]]:

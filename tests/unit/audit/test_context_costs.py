@@ -50,7 +50,7 @@ def test_cost_is_what_the_driver_counts_beside_allocations() -> None:
     assert measured([GpuProcess(50, 2 * GIB + 300 * MIB)], {50: mine}) == 300 * MIB
     two = use(51, used=600 * MIB, reserved=600 * MIB, contexts=2)
     seen = [GpuProcess(50, 2 * GIB + 300 * MIB), GpuProcess(51, 700 * MIB)]
-    assert measured(seen, {50: mine, 51: two}) == 350 * MIB, "the process where it costs most"
+    assert measured(seen, {50: mine, 51: two}) == 300 * MIB, "the process where it costs least"
 
 
 def test_nothing_is_learned_where_nothing_is_known() -> None:
@@ -65,18 +65,20 @@ def test_nothing_is_learned_where_nothing_is_known() -> None:
 def test_a_learned_cost_stays_within_bounds_of_the_configured_one(found: int, mib: int) -> None:
     costs = ContextCosts(mib * MIB)
     costs.learn({(9, U): found})
-    for job in (9, 10):
-        assert mib * MIB // 2 <= costs.of(job, U) <= 2 * mib * MIB
-        assert costs.of(job, U) == found or not mib * MIB // 2 <= found <= 2 * mib * MIB
+    own, others = costs.of(9, U), costs.of(10, U)
+    assert mib * MIB // 2 <= own <= 2 * mib * MIB
+    assert own == found or not mib * MIB // 2 <= found <= 2 * mib * MIB
+    assert others == min(own, mib * MIB), "the least share has room for that"
 
 
 def test_cost_is_the_jobs_own_then_the_cards_then_the_configured_one() -> None:
     costs = ContextCosts(512 * MIB)
     assert costs.of(9, U) == 512 * MIB
     costs.learn({(9, U): 300 * MIB})
+    assert costs.of(11, U) == 300 * MIB
     costs.learn({(10, U): 400 * MIB})
-    assert (costs.of(9, U), costs.of(11, U)) == (300 * MIB, 400 * MIB)
-    assert costs.of(9, "GPU-1") == 512 * MIB
+    assert (costs.of(9, U), costs.of(11, U)) == (300 * MIB, 300 * MIB), "what they began with"
+    assert (costs.of(12, U), costs.of(9, "GPU-1")) == (400 * MIB, 512 * MIB)
     costs.ended(9)
     assert costs.of(9, U) == 400 * MIB
 
@@ -93,18 +95,41 @@ def test_contexts_that_were_reserved_at_their_cost_excuse_nothing(count: int, co
     assert excused([use(used=count * cost, reserved=count * cost, contexts=count)], cost, GIB) == 0
 
 
-@given(st.integers(0, 8), st.integers(0, 600), st.integers(0, 600), st.integers(0, 4096))
+@given(st.integers(0, 8), st.integers(0, 1200), st.integers(0, 1200), st.integers(0, 4096))
 def test_job_is_charged_what_it_holds_or_reserved_and_never_twice(
     count: int, reserved: int, true: int, allocated: int
 ) -> None:
-    """The slot's bytes and the overhead add up to the larger of both counts of contexts."""
+    """The slot's bytes, once the process gave back what it reserved above the cost, and the
+    overhead add up to what the driver counts: more only below half of the configured cost.
+    """
     mine = use(
-        used=(count * reserved + allocated) * MIB, reserved=count * reserved * MIB, contexts=count
+        used=(count * reserved + allocated) * MIB,
+        reserved=count * reserved * MIB,
+        contexts=count,
     )
     held = (count * true + allocated) * MIB
     result = look([(50, held)], [mine])
-    assert mine.mem_used + result.overhead[9, U] == max(mine.mem_used, held)
     assert result.contexts == ({(9, U): true * MIB} if count else {})
+    cost = min(max(true, 256), 1024)
+    kept = (count * min(reserved, cost) + allocated) * MIB
+    assert kept + result.overhead[9, U] == max(kept, held)
+    assert kept <= held or true < 256
+
+
+@given(st.lists(st.tuples(st.integers(256, 2000), st.integers(0, 4096)), min_size=1, max_size=9))
+def test_processes_that_loaded_more_than_others_are_charged_what_they_hold(
+    processes: list[tuple[int, int]],
+) -> None:
+    """However much was reserved before the first was measured."""
+    uses = [
+        use(50 + i, used=(512 + size) * MIB, reserved=512 * MIB)
+        for i, (_, size) in enumerate(processes)
+    ]
+    seen = [(50 + i, (true + size) * MIB) for i, (true, size) in enumerate(processes)]
+    result = look(seen, uses, cap=80 * GIB)
+    cost = min(min(true for true, _ in processes), 1024)
+    kept = sum(min(512, cost) + size for _, size in processes) * MIB
+    assert kept + result.overhead[9, U] == sum(size for _, size in seen)
 
 
 def test_contexts_alone_are_no_finding() -> None:
