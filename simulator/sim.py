@@ -169,6 +169,7 @@ class SimConfig:
     driver_version: str = ""
     client_per_context: bool = False
     mig: int = 0
+    peers: bool = False
     extra: tuple[str, ...] = ()
 
     def command(self, binary: Path, ready_fd: int) -> list[str]:
@@ -198,6 +199,7 @@ class SimConfig:
         flags = [] if self.trace else ["--no-trace"]
         flags += ["--run-to-end"] if self.run_to_end else []
         flags += ["--client-per-context"] if self.client_per_context else []
+        flags += ["--peers"] if self.peers else []
         flags += ["--mig", str(self.mig)] if self.mig else []
         flags += ["--control-log", str(self.control_log)] if self.control_log else []
         flags += ["--driver-version", self.driver_version] if self.driver_version else []

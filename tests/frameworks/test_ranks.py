@@ -15,10 +15,11 @@ Start = Callable[..., Program]
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    """A node with two cards and a job that has both."""
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    """A node with two cards and a job that has both; an option of the cards by parameter."""
     answering()
-    with Rig(tmp_path, cards=2) as running:
+    options = [request.param] if getattr(request, "param", None) else []
+    with Rig(tmp_path, cards=2, sim_options=options) as running:
         running.grant(OFFLINE, "offline", mem_mib=CAP_MIB, card=(0, 1))
         yield running
 
@@ -29,10 +30,13 @@ def free_port() -> str:
         return str(one.getsockname()[1])
 
 
+@pytest.mark.parametrize("rig", ["", "--peers"], indirect=True, ids=["host", "peers"])
 @pytest.mark.parametrize("torch", ["torch-cuda13", "torch-cuda12"])
 @pytest.mark.parametrize("job", [None, OFFLINE], ids=["alone", "shim"])
 def test_two_ranks_train(program: Start, rig: Rig, torch: str, job: int | None) -> None:
-    """Each rank is a task of the job."""
+    """Each rank is a task of the job. Their data goes through the host's memory, or, with peers,
+    through memory that each exports and the other maps.
+    """
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [program(torch, "ranks", job, RANK=str(rank), **group) for rank in range(2)]
     for rank in ranks:

@@ -167,6 +167,11 @@ nvmlReturn_t nvmlShutdown(void)
     return status;
 }
 
+bool ml_option(uint32_t option)
+{
+    return page && page->options & option;
+}
+
 nvmlReturn_t ml_enter_in(const char *function)
 {
     return references ? (nvmlReturn_t)sim_fault(page, function) : NVML_ERROR_UNINITIALIZED;

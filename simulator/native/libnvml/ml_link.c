@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How cards are connected: by PCI alone. Every NVLink is inactive, and cards cannot map each
- * other's memory, as cuDeviceCanAccessPeer() says.
+ * How cards are connected: by PCI alone. Every NVLink is inactive. Whether cards map each other's
+ * memory the device side's --peers says, as for cuDeviceCanAccessPeer().
  */
 #include <string.h>
 
@@ -20,7 +20,10 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other,
     TRY(two(__func__, one, other, status));
     if ((unsigned)what >= NVML_P2P_CAPS_INDEX_UNKNOWN)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *status = one == other ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+    bool may = what == NVML_P2P_CAPS_INDEX_READ || what == NVML_P2P_CAPS_INDEX_WRITE ||
+               what == NVML_P2P_CAPS_INDEX_PCI;
+    *status = one == other || (may && ml_option(SIM_OPTION_PEERS)) ? NVML_P2P_STATUS_OK
+                                                                   : NVML_P2P_STATUS_NOT_SUPPORTED;
     return NVML_SUCCESS;
 }
 

@@ -249,11 +249,12 @@ struct sim_rule { /* duration of kernels whose name matches the pattern */
 };
 
 #define SIM_OPTION_CLIENT_PER_CONTEXT 1u /* of the control device: not one of the process */
+#define SIM_OPTION_PEERS              2u /* cards map each other's memory */
 
 struct sim_page {
     uint32_t magic, nrules;
     uint32_t nfaults; /* device: entries of faults that may be in use; 0 most of the time */
-    uint32_t options; /* SIM_OPTION_*: of libcuda */
+    uint32_t options; /* SIM_OPTION_* */
     struct sim_fault faults[SIM_FAULTS];
     struct sim_rule rules[SIM_RULES];
 };

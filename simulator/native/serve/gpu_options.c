@@ -47,6 +47,7 @@ static const char usage[] =
     "  --control-us F     what a command of the control device takes that the card executes (0)\n"
     "  --client-per-context  libcuda makes a client and device objects for each context, not for "
     "the process\n"
+    "  --peers            cards say that they may access each other's memory\n"
     "  --mig N            the cards are MIG instances, each N of them of one card\n"
     "  --control-log FILE one line per call of the control device\n"
     "  --fault COMMAND    as through sim.sock, for processes to come: 'delay call=cuMemAlloc "
@@ -121,6 +122,7 @@ enum option_id {
     O_CONTROL_LOG,
     O_CLIENTS,
     O_MIG,
+    O_PEERS,
     O_POLL,
     O_VERSION
 };
@@ -157,6 +159,7 @@ static const struct option options[] = {{"dir", 1, NULL, O_DIR},
                                         {"control-log", 1, NULL, O_CONTROL_LOG},
                                         {"client-per-context", 0, NULL, O_CLIENTS},
                                         {"mig", 1, NULL, O_MIG},
+                                        {"peers", 0, NULL, O_PEERS},
                                         {"priority", 1, NULL, O_PRIORITY},
                                         {"poll-us", 1, NULL, O_POLL},
                                         {"ready-fd", 1, NULL, O_READY},
@@ -228,8 +231,9 @@ static void set_option(struct gpu *gpu, int option, const char *name, const char
     case O_MIG:
         config->mig = whole(name, arg, 1, SIM_MIG_MOST);
         break;
+    case O_PEERS:
     case O_CLIENTS:
-        gpu->page.options |= SIM_OPTION_CLIENT_PER_CONTEXT;
+        gpu->page.options |= option == O_PEERS ? SIM_OPTION_PEERS : SIM_OPTION_CLIENT_PER_CONTEXT;
         break;
     case O_CONTROL_LOG:
         if (!rm_log_open(gpu->rm, arg))
@@ -355,6 +359,10 @@ void gpu_parse(struct gpu *gpu, int argc, char **argv)
     }
     if (config->mig && config->cards % config->mig) {
         fputs("qgpu-simgpu: --cards must be a multiple of --mig\n", stderr);
+        exit(2);
+    }
+    if (config->mig && gpu->page.options & SIM_OPTION_PEERS) {
+        fputs("qgpu-simgpu: MIG instances have no --peers\n", stderr);
         exit(2);
     }
     if (config->context_bytes >= config->memory) {

@@ -68,8 +68,10 @@ def used_ms(tmp_path: Path, policy: str, share: int, seconds: float, times: int)
 
 
 def test_a_limit_holds_while_the_arbiter_is_late(tmp_path: Path) -> None:
-    """Of 80 ms no more than one turn is used, which a full budget of 50 ms allows at most. A busy
-    machine may hold up the program in one of six times, between its check of the gate and its launch.
+    """Of 80 ms no more than one turn is used, which a full budget of 50 ms allows at most.
+
+    Once in six times a busy machine may hold up the program between its check of the gate and its
+    launch.
     """
     used = sorted(used_ms(tmp_path, "fixed-share", SHARE, 0.08, 6))
     assert used[-2] < 60 and used[0] < 40, used

@@ -109,6 +109,7 @@ struct CUctx_st {
     CUgreenCtx green; /* cu_green.c: this is no context of its own, but goes as the primary one */
     unsigned more;    /* uses by cuCtxAttach() */
     unsigned flags;
+    _Atomic uint32_t peers; /* cards whose memory it may access, a bit each */
     bool is_primary;
     uint32_t id;
     int bell;

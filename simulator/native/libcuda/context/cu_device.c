@@ -132,14 +132,3 @@ CUresult CUDAAPI cuDeviceComputeCapability(int *major, int *minor, CUdevice dev)
     *minor = 0;
     return CUDA_SUCCESS;
 }
-
-CUresult CUDAAPI cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)
-{
-    struct cu_device *device;
-    CU_TRY(cu_device_of(dev, &device));
-    CU_TRY(cu_device_of(peer, &device));
-    if (!can)
-        return CUDA_ERROR_INVALID_VALUE;
-    *can = 0;
-    return CUDA_SUCCESS;
-}

@@ -35,18 +35,6 @@ CUresult CUDAAPI cuCtxResetPersistingL2Cache(void)
     return cu_current(&ctx);
 }
 
-CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice from,
-                                         CUdevice to)
-{
-    struct cu_device *device;
-    CU_TRY(cu_device_of(from, &device));
-    CU_TRY(cu_device_of(to, &device));
-    if (!value || attribute < CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK || from == to)
-        return CUDA_ERROR_INVALID_VALUE;
-    *value = 0; /* copies between cards go, mapping does not */
-    return CUDA_SUCCESS;
-}
-
 /* ---- attributes of streams: kept as far as there are any, without effect ---- */
 
 static CUresult get_attribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue *value,

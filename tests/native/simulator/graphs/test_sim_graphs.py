@@ -251,23 +251,6 @@ def test_a_capture_depends_on_what_it_is_told(sim: Simulator) -> None:
     assert out.splitlines() == ["401", "0 True", "0 True", "1 1 0 True", edges]
 
 
-def test_cards_are_no_peers(tmp_path: Path) -> None:
-    with start(tmp_path / "sim", cards=2, memory_mib=4096) as two:
-        out = run(
-            two,
-            """
-            g, other, can = Cuda(), c.c_void_p(), c.c_int()
-            g.call("cuDevicePrimaryCtxRetain", c.byref(other), 1)
-            g.call("cuDeviceCanAccessPeer", c.byref(can), 0, 1)
-            print(can.value, g.raw("cuCtxEnablePeerAccess", other, 0),
-                  g.raw("cuCtxEnablePeerAccess", other, 1),
-                  g.raw("cuCtxEnablePeerAccess", g.ctx, 0),
-                  g.raw("cuCtxDisablePeerAccess", other), g.raw("cuCtxEnablePeerAccess", None, 0))
-            """,
-        )
-    assert out.split() == ["0", "217", "1", "201", "705", "201"]
-
-
 OWNED = (
     GRAPH
     + """
