@@ -14,6 +14,8 @@ import pytest
 from images import Kernel, Variable
 from shim_memory_support import CONTEXT, MIB, node, walk
 
+from enforcer.wire import abi
+
 pytestmark = pytest.mark.native
 
 WORK = (Kernel("work"),)
@@ -92,3 +94,16 @@ def test_modules_libraries_and_limits(tmp_path: Path, folder: Path, sanitizer: s
 def test_with_eager_loading_a_library_counts_at_once(tmp_path: Path, folder: Path) -> None:
     steps = [("begin", 0), ("loaded", 64), ("refused", 64), ("unloaded", 0)]
     assert "allocation of 258.0 MiB refused" in walk(tmp_path, f"mem_module {folder} eager", steps)
+
+
+def test_managed_variables_that_are_resident_come_in_by_nvml(tmp_path: Path, folder: Path) -> None:
+    with node(tmp_path) as running:
+        running.card_flags = abi.GRANT_CARD_MANAGED_RESIDENT
+        program = running.run("mem_module", str(folder), "resident")
+        program.pass_by("begin", 0)
+        for name in ("module", "library"):
+            assert (name, program.at(name)) == (name, 96 * MIB)
+            assert program.used() == 64 * MIB
+            program.on()
+        program.pass_by("unloaded", 0)
+        assert program.end() == ""

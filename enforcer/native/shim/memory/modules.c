@@ -143,6 +143,12 @@ static bool enter(const struct qg_library *library, uint64_t user, uint64_t owne
 
 #define MANAGED 1 /* as a user: no context has such a handle */
 
+/* enforcer.managed: resident. */
+static bool managed_free(void)
+{
+    return qg_info.grant.cards[0].flags & QG_GRANT_CARD_MANAGED_RESIDENT;
+}
+
 bool qg_library_enter(CUlibrary handle, uint64_t owner, struct qg_card *card,
                       struct qg_library_use *made)
 {
@@ -154,7 +160,7 @@ bool qg_library_enter(CUlibrary handle, uint64_t owner, struct qg_card *card,
         read_late(&library, card);
     uint64_t managed = library.sizes.managed;
     if (enter(&library, owner, owner, card, library.sizes.variables - managed, &made->keys[0]) &&
-        enter(&library, MANAGED, owner, card, managed, &made->keys[1]))
+        enter(&library, MANAGED, owner, card, managed_free() ? 0 : managed, &made->keys[1]))
         return true;
     qg_library_leave(made);
     return false;

@@ -237,15 +237,33 @@ static void eager(void)
     step("unloaded");
 }
 
+/* Managed variables where those are not charged. */
+static void resident(void)
+{
+    CUmodule module;
+    CUlibrary library;
+    CUdeviceptr pointer;
+    MUST(CALL(cuModuleLoadData)(&module, bytes_of("managed.cubin")));
+    step("module");
+    MUST(CALL(cuModuleUnload)(module));
+    MUST(CALL(cuLibraryLoadFromFile)(&library, path_of("managed.cubin"), NULL, NULL, 0, NULL, NULL,
+                                     0));
+    MUST(CALL(cuLibraryGetManaged)(&pointer, NULL, library, "shown"));
+    step("library");
+    MUST(CALL(cuLibraryUnload)(library));
+    step("unloaded");
+}
+
 int main(int argc, char **argv)
 {
     MUST(argc != 2 && argc != 3);
     folder = argv[1];
-    if (argc == 3)
+    const char *part = argc == 3 ? argv[2] : "";
+    if (!strcmp(part, "eager"))
         MUST(setenv("CUDA_MODULE_LOADING", "EAGER", 1));
     begin();
-    if (argc == 3) {
-        eager();
+    if (*part) {
+        (strcmp(part, "eager") ? resident : eager)();
         return 0;
     }
     modules();

@@ -15,7 +15,7 @@
 static uint64_t pieces_of(bool read, const struct qg_image *sizes)
 {
     return read ? qg_image_sum(qg_whole_pieces(sizes->variables - sizes->managed),
-                               qg_whole_pieces(sizes->managed))
+                               managed_free() ? 0 : qg_whole_pieces(sizes->managed))
                 : 0;
 }
 
