@@ -305,7 +305,8 @@ def test_card_without_isolation_has_neither_cap_nor_gate_and_is_accounted(start)
     online = chain.qgpu("run", "--card", "1", "--class", "online", "--mem", "1G", "--", *load)
     offline = chain.qgpu("run", "--card", "1", "--mem", "1G", "--", *load, "--alloc-past", "4GiB")
     try:
-        until(lambda: [tenant.launches > 0 for tenant in chain.tenants()] == [True, True])
+        # more than it needs to fill its memory before it begins
+        until(lambda: [tenant.launches > 500 for tenant in chain.tenants()] == [True, True])
         assert all(tenant.ungoverned and tenant.mem_cap > 79 * GIB for tenant in chain.tenants())
         jobs = {tenant.job_class: tenant.job_id for tenant in chain.tenants()}
         first, second = (report(process) for process in (online, offline))
