@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from jobs_support import Live
 
+from cli.sandbox import wait
+
 
 @pytest.fixture
 def install(live: Live) -> Iterator[Callable[[], None]]:
@@ -38,9 +40,10 @@ def released(live: Live, job: int) -> None:
         return answer.returncode == 0
 
     try:
-        live.until(done, 120, f"the release of job {job}")
+        live.until(done, 45, f"the release of job {job}")  # its slack fits into a test's time
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{refusals}") from None
+        log = wait.tail(live.sandbox.layout.log("slurmctld"), 20)
+        raise AssertionError(f"{error}\n{refusals}\n{log}") from None
 
 
 def test_whole_cards_start_and_parts_do_not(live: Live, install: Callable[[], None]) -> None:
