@@ -150,7 +150,8 @@ def test_without_an_arbiter_a_new_program_waits_and_gets_no_context(rig: Rig) ->
     rig.start_arbiter()
     wait_for("it is registered", lambda: tenant(rig).procs == 1)
     out, err = process.communicate("\n", timeout=60)
-    assert out.split() == ["True"]
+    # It may have to ask again: the arbiter knows of the registration before the process does.
+    assert out.split()[-1] == "True"
     assert "no device memory: the arbiter of this node did not register process" in err
     assert "is not running" in err and err.count("\n") == 1
 
