@@ -30,20 +30,25 @@ def install(live: Live) -> Iterator[Callable[[], None]]:
         now()
 
 
-def released(live: Live, job: int) -> None:
-    """Release a job; a slurmctld that came back refuses that until the database knows its jobs."""
+def told(live: Live, verb: str, *jobs: int) -> None:
+    """`scontrol hold` or `release`. slurmctld refuses it until the database knows the job.
+
+    Where slurmctld ends before it has that answer, its successor waits for it for ever. So jobs
+    are held before it is restarted.
+    """
     refusals: set[str] = set()
+    for job in jobs:
 
-    def done() -> bool:
-        answer = live.run("scontrol", "release", str(job))
-        refusals.add(answer.stderr.strip())
-        return answer.returncode == 0
+        def done(job: int = job) -> bool:
+            answer = live.run("scontrol", verb, str(job))
+            refusals.add(answer.stderr.strip())
+            return answer.returncode == 0
 
-    try:
-        live.until(done, 45, f"the release of job {job}")  # its slack fits into a test's time
-    except AssertionError as error:
-        log = wait.tail(live.sandbox.layout.log("slurmctld"), 20)
-        raise AssertionError(f"{error}\n{refusals}\n{log}") from None
+        try:
+            live.until(done, 45, f"{verb} of job {job}")  # its slack fits into a test's time
+        except AssertionError as error:
+            log = wait.tail(live.sandbox.layout.log("slurmctld"), 20)
+            raise AssertionError(f"{error}\n{refusals}\n{log}") from None
 
 
 def test_whole_cards_start_and_parts_do_not(live: Live, install: Callable[[], None]) -> None:
@@ -60,12 +65,13 @@ def test_whole_cards_start_and_parts_do_not(live: Live, install: Callable[[], No
     array = live.submit(script, "--gres=gpu:1", "--array=1-2", *on, output="%A_%a.out")
     part = live.submit(script, "--gres=shard:30", *on)
     lying = live.submit(script, "--gres=shard:30", "--job-name=x\n1 gres/gpu=1", *on)
+    jobs = (*whole.values(), array, part, lying)
+    told(live, "hold", *jobs)
     install()
     assert [live.tag(job) for job in (whole["one"], part)] == [None, None] or live.tag(
         part
     ) == "(null)"
-    for job in (*whole.values(), array, part, lying):
-        released(live, job)
+    told(live, "release", *jobs)
     for name, job in whole.items():
         (text,) = live.finish(job, seconds=60)
         assert text.endswith("fd none\n") and live.state(job) == "COMPLETED", (name, text)
