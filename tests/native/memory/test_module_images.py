@@ -1,5 +1,5 @@
 """The shim's reader of modules by itself, under AddressSanitizer and UndefinedBehaviorSanitizer:
-what variables take, and that hostile bytes harm nobody.
+what variables take, and that hostile bytes harm no process.
 """
 
 from __future__ import annotations

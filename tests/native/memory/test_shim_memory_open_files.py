@@ -66,7 +66,7 @@ def test_who_imports_after_the_number_was_closed_pays_nothing(
 
 def test_descriptor_that_others_hold_keeps_its_memory_charged(tmp_path: Path) -> None:
     """The maker has closed its number and released the memory, which lives in a descriptor that
-    was sent: it used to be charged to nobody then.
+    was sent: it used to be charged to no process then.
     """
     with node(tmp_path) as running:
         maker, number = made(running)

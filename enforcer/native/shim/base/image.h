@@ -3,7 +3,7 @@
  * How much memory of a card the variables of a module will take, as its image says: machine code
  * (ELF), PTX, or a container with both, packed or not. Only sizes are read. The bytes may be
  * hostile: every read has bounds, so has what is allocated, and memory of the program is read
- * through the kernel, so that a header which lies about it ends nobody.
+ * through the kernel, so that a false header ends no process.
  */
 #ifndef QG_IMAGE_H
 #define QG_IMAGE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Exported descriptors are put into an epoll instance that nobody waits for. It holds no reference:
+ * Exported descriptors are put into an epoll instance without a waiter. It holds no reference:
  * the kernel takes an entry out when the last descriptor of the open file is closed, in whatever
  * process. So it says which exported files are still open, also those whose number here was closed.
  * kcmp(2) compares a descriptor of another process with an entry.

@@ -16,10 +16,10 @@ static uint64_t least(uint64_t a, uint64_t b)
 static void virtual_memory(struct qg_card *card, uint64_t *available, uint64_t *total)
 {
     qg_pools_poll();
-    if (card)
+    if (card) {
         qg_shares_tick(card);
-    if (card)
         qg_contexts_settle(card);
+    }
     uint64_t cap = card ? qg_cap(card) : 0, used = card ? qg_job_used(card) : 0;
     *total = least(*total, cap);
     *available = least(*available, cap > used ? cap - used : 0);
