@@ -13,6 +13,11 @@ from cli.sandbox.errors import SandboxError
 MAX_SOCKET_PATH = 107
 
 
+def machine_etc(state: Path) -> Path:
+    """The copy of the machine's /etc in a sandbox's state directory."""
+    return state / "machine" / "etc"
+
+
 @dataclass(frozen=True)
 class NodePaths:
     """The files of one simulated node."""
@@ -89,11 +94,11 @@ class Layout:
         return self.etc / "qgpu.yaml"
 
     @property
-    def passwd(self) -> Path:
-        """The sandbox's own /etc/passwd; its inode identifies the sandbox's processes
-        (processes.py).
+    def machine_etc(self) -> Path:
+        """The sandbox's own /etc, a copy of the machine's with its accounts; the directory's inode
+        identifies the sandbox's processes (processes.py).
         """
-        return self.etc / "passwd"
+        return machine_etc(self.state)
 
     @property
     def munge_socket(self) -> Path:

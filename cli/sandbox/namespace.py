@@ -1,8 +1,10 @@
 """The sandbox's mount namespace, in which alone its user accounts exist.
 
-Slurm reads users by getpwuid(). The sandbox adds no accounts to the machine; it binds its copies of
-/etc/passwd and /etc/group over the originals in a private mount namespace. That ends with its last
-process, so neither mount nor account can be left behind.
+Slurm reads users by getpwuid(). The sandbox adds no accounts to the machine; it binds a copy of
+/etc, with its accounts, over the original in a private mount namespace. That ends with its last
+process, so neither mount nor account can be left behind. The whole directory is bound, since the
+kernel takes a bind on one file away when the machine renames another file over it, as adduser and
+packages do.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ USERS = ("alice", "bob")
 
 # A name service cache would answer from the machine's accounts, so its socket is hidden as well.
 _HOLDER = """
-mount --bind "$1/etc/passwd" /etc/passwd && mount --bind "$1/etc/group" /etc/group || exit 1
+mount --bind "$1" /etc || exit 1
 shift
 while [ $# -ge 2 ]; do
     mount --bind "$1" "$2" && mount -o remount,bind,ro "$2" || exit 1
@@ -34,9 +36,10 @@ exec sleep infinity
 
 
 def write_accounts(layout: Layout, first_uid: int) -> None:
-    """Write S/etc/passwd and S/etc/group: the machine's lines, then alice and bob; make their
-    homes.
-    """
+    """Copy /etc and add alice and bob to its accounts; make their homes."""
+    # Not shutil.copytree, which fails at a socket or a fifo.
+    layout.machine_etc.parent.mkdir()
+    subprocess.run(["cp", "-a", "/etc", layout.machine_etc.parent], check=True)
     passwd = [
         line
         for line in Path("/etc/passwd").read_text().splitlines()
@@ -55,8 +58,8 @@ def write_accounts(layout: Layout, first_uid: int) -> None:
         # turned away.
         passwd.append(f"{user}:*:{uid}:{uid}:qgpu sandbox:{home}:/bin/bash")
         group.append(f"{user}:x:{uid}:")
-    layout.passwd.write_text("\n".join(passwd) + "\n")
-    (layout.etc / "group").write_text("\n".join(group) + "\n")
+    (layout.machine_etc / "passwd").write_text("\n".join(passwd) + "\n")
+    (layout.machine_etc / "group").write_text("\n".join(group) + "\n")
 
 
 def uids_free(first_uid: int) -> bool:
@@ -69,7 +72,7 @@ def start_holder(layout: Layout) -> int:
     """Start the process that keeps the namespace and return its pid."""
     log = layout.log("namespace")
     binds = [str(path) for pair in usercli.bound(layout).items() for path in pair]
-    where = [str(layout.state), *binds]
+    where = [str(layout.machine_etc), *binds]
     with log.open("wb") as err:
         holder = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _HOLDER, "sh", *where],

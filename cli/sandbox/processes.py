@@ -1,9 +1,9 @@
 """Which processes belong to a sandbox, and ending them.
 
-Every process of a sandbox lives in the sandbox's own mount namespace, where S/etc/passwd lies over
-/etc/passwd (namespace.py). That file's inode, seen through /proc/PID/root, is the membership test:
-it needs no list that a crash could lose, no environment that a program could overwrite, and it
-holds for a job's detached children too. Daemons carry MARK in their environment in addition: it
+Every process of a sandbox lives in the sandbox's own mount namespace, where a copy of /etc lies
+over /etc (namespace.py). That directory's inode, seen through /proc/PID/root, is the membership
+test: it needs no list that a crash could lose, no environment that a program could overwrite, and
+it holds for a job's detached children too. Daemons carry MARK in their environment in addition: it
 covers the moment before the namespace exists.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.sandbox.errors import SandboxError
+from cli.sandbox.layout import machine_etc
 
 MARK = "QGPU_SANDBOX_DAEMON"
 _PROC = Path("/proc")
@@ -101,13 +102,13 @@ def live_states() -> set[Path]:
 
 def members(state: Path) -> list[ProcessId]:
     """Every running process of the sandbox in that state directory, this one excepted."""
-    passwd, mine = _inode(state / "etc" / "passwd"), _inode(Path("/etc/passwd"))
+    etc, mine = _inode(machine_etc(state)), _inode(Path("/etc"))
     found = []
     for pid in _pids():
         if pid == os.getpid() or (who := identify(pid)) is None or not who.alive():
             continue
-        seen = _inode(_PROC / str(pid) / "root" / "etc" / "passwd")
-        inside = seen is not None and seen == passwd and seen != mine
+        seen = _inode(_PROC / str(pid) / "root" / "etc")
+        inside = seen is not None and seen == etc and seen != mine
         if inside or _mark(pid) == str(state):
             found.append(who)
     return found
@@ -115,8 +116,8 @@ def members(state: Path) -> list[ProcessId]:
 
 def inside(state: Path) -> bool:
     """Whether this process itself runs inside the sandbox (for example in its `exec` shell)."""
-    passwd = _inode(state / "etc" / "passwd")
-    return passwd is not None and passwd == _inode(Path("/etc/passwd"))
+    etc = _inode(machine_etc(state))
+    return etc is not None and etc == _inode(Path("/etc"))
 
 
 def end_all(state: Path, seconds: float = 10.0) -> int:

@@ -131,6 +131,17 @@ def test_two_sandboxes_and_an_end_with_everything_in_disorder(
     assert all(sandbox.services().values()), "ending one sandbox hit the other"
 
 
+def test_the_machine_may_replace_its_accounts(sandbox: Sandbox) -> None:
+    """As adduser and packages do: by renaming a new file over the old one."""
+    for name in ("passwd", "group"):
+        new = Path("/etc", f"{name}.qgpu-test")
+        subprocess.run(["cp", "-a", Path("/etc", name), new], check=True)
+        new.rename(Path("/etc", name))
+    assert sandbox.run(["id", "-un"], user="alice").stdout.strip() == "alice"
+    assert sandbox.run(["sbatch", "--wait", "--wrap=true"], user="alice").returncode == 0
+    assert all(sandbox.services().values())
+
+
 def sleepers() -> list[int]:
     """Processes `sleep 4711`."""
     found = []
