@@ -1,8 +1,8 @@
 """Which way of injection stops which escape, tried one by one in a task that slurmstepd's stand-in
 starts.
 
-SECURITY.md has the same table. A driver with the names that an installation has lies in a directory
-of its own, which LD_LIBRARY_PATH names, as the node's cache of ld.so would.
+docs/specs/security.md has the same table. A driver with the names that an installation has lies in
+a directory of its own, which LD_LIBRARY_PATH names, as the node's cache of ld.so would.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ ESCAPES = {
         "driver",
         "shim",
     ),
-    # Not to be stopped by a library: SECURITY.md says so.
+    # Not to be stopped by a library: docs/specs/security.md says so.
     "copy by its path": ("$HERE/escape open $HERE/copy/libcuda.so.1", "driver", "driver"),
 }
 
