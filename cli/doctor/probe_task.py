@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enforcer.reporting.state import NodeState, StateError
-from enforcer.reporting.viewserver import SOCK_NAME, ViewError, ask
+from enforcer.reporting.viewclient import SOCK_NAME, ViewError, ask
 from enforcer.wire.abi import GRANT_ACTIVE, AbiError, GrantPage, unpack_grant
 from gres.config.site import Config, ConfigError, digest_of, load_config
 

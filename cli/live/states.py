@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from enforcer.reporting.state import FILE_NAME, NodeState, StateError, read
-from enforcer.reporting.viewserver import SOCK_NAME, ViewError, ask, owner_of
+from enforcer.reporting.viewclient import SOCK_NAME, ViewError, ask, owner_of
 from gres.config.site import Config, ConfigError
 
 STALE_S = 5.0  # age in seconds from which a state counts as old: an idle node writes each 4 s

@@ -167,7 +167,7 @@ def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None)
     unknown = unknown_ids(asked.job_ids, known)
     for text in unknown:
         click.echo(f"qgpu report: job {text} is not known to sacct", err=True)
-    return 1 if unknown else 0
+    return 1 if unknown or found.problems else 0
 
 
 def show_jobs(reports: Sequence[JobReport], notes: Sequence[str], form: str) -> None:
@@ -218,7 +218,7 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
     if asked.form != "json":
         for note in found.problems:
             click.echo(f"qgpu report: {note}", err=True)
-    return 0
+    return 1 if found.problems else 0
 
 
 @click.command()

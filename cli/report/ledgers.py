@@ -19,7 +19,7 @@ from enforcer.ledger.read import (
     usage_of_jobs,
 )
 from enforcer.ledger.schema import FILE_NAME, LedgerError, Point, Usage
-from enforcer.reporting.viewserver import SOCK_NAME, ViewError, ask, owner_of
+from enforcer.reporting.viewclient import SOCK_NAME, ViewError, ask, owner_of
 from gres.config.site import Config
 
 

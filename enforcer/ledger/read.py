@@ -80,6 +80,11 @@ def has_table(database: sqlite3.Connection, name: str) -> bool:
     return found.fetchone() is not None
 
 
+def users_of(database: sqlite3.Connection) -> frozenset[int]:
+    """Uids with a row."""
+    return frozenset(row[0] for row in database.execute("SELECT DISTINCT uid FROM usage"))
+
+
 def usage_of_jobs(
     database: sqlite3.Connection, job_ids: Iterable[int]
 ) -> Iterator[tuple[int, Usage]]:

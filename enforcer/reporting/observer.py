@@ -21,7 +21,8 @@ from enforcer.reporting.hpcmap import JobMapping, jobs_by_card
 from enforcer.reporting.metrics import NodeCollector, Publisher
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import Card, Encoder, NodeState, Seen, Watcher
-from enforcer.reporting.viewserver import SOCK_NAME, View, ViewServer
+from enforcer.reporting.viewclient import SOCK_NAME
+from enforcer.reporting.viewserver import View, ViewServer
 from gres.config.site import Config, Node
 from gres.grant.store import Grant
 

@@ -56,6 +56,7 @@ class Forked:
     """A process of another user that runs a function, until that ends or it is killed."""
 
     def __init__(self, uid: int, action: Callable[[Say], object]) -> None:
+        self.patience = 20.0  # seconds for what it says next
         read, self._write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -77,7 +78,7 @@ class Forked:
 
     def said(self) -> Any:
         """The next that it says; fails if that is a complaint."""
-        ready, _, _ = select.select([self._said], [], [], 20)
+        ready, _, _ = select.select([self._said], [], [], self.patience)
         assert ready, "it says nothing"
         line = self._said.readline()
         assert line and not line.startswith(b'"failed'), line

@@ -15,12 +15,7 @@ from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
 from enforcer.daemon.requests.protocol import SOCK_ASK, AskError, NoDaemonError, ask
-from enforcer.daemon.requests.server import (
-    MAX_PER_UNKNOWN_UID,
-    MAX_PER_USER,
-    MAX_UNKNOWN,
-    TOO_MANY_OPEN,
-)
+from enforcer.places import MAX_PER_UNKNOWN_UID, MAX_PER_USER, MAX_UNKNOWN, TOO_MANY_OPEN
 from simulator.fakes import FakeNode
 
 

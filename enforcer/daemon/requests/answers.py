@@ -33,6 +33,7 @@ from enforcer.daemon.requests.runs import (
 )
 from enforcer.fdwait import readable_within
 from enforcer.nvml.port import NvmlError
+from enforcer.rate import may_hold
 from enforcer.wire.abi import pack_grant
 from gres.config.levels import CardPlan, CardPlanError
 from gres.config.site import CLASSES, JobClass
@@ -40,8 +41,9 @@ from gres.grant.identity import IdentityError
 from gres.grant.store import Grant
 from gres.units import MIB
 
-MAX_RUNS = 256  # programs without Slurm: each costs a descriptor, files and rows
-MAX_RUNS_PER_USER = 64  # of these, so that one user leaves places for others
+# Programs without Slurm: half of the arbiter's places of a card (QP_MAX_TENANTS), so that the 100
+# shares that Slurm gives of it always find one.
+MAX_RUNS = 128
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -324,11 +326,10 @@ class Asks:
         """Limit the programs; on cards without isolation nothing else bounds them."""
         running = [g for g in self._service.grants.values() if is_run(g.job_id)]
         mine = sum(grant.uid == peer.uid for grant in running)
-        if len(running) >= MAX_RUNS or (mine >= MAX_RUNS_PER_USER and peer.uid != self.owner):
+        if not may_hold(0 if self._is_root(peer) else mine, len(running), MAX_RUNS):
             raise RunRefusedError(
-                f"{len(running)} programs without Slurm run on {self._service.node.name}, {mine}"
-                " of them yours; at most"
-                f" {MAX_RUNS} may, and {MAX_RUNS_PER_USER} of one user: wait until one ends"
+                f"{len(running)} programs without Slurm run on {self._service.node.name}, {mine} of"
+                f" them yours; {MAX_RUNS} may, nobody more than are free: wait until one ends"
             )
 
     def _check_peer(self, peer: Peer) -> None:

@@ -1,7 +1,6 @@
 """Serves run_dir/qgpud.sock. Every user may connect, so connections are limited and nothing waits.
 
-A user with a range of uids appears as many users. So all uids that may not run programs share one
-small pool, and cannot take a place from root or from users who may.
+Users who may run programs are known; places.py has what that means.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import selectors
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,22 +22,15 @@ from enforcer.daemon.log import emit
 from enforcer.daemon.packets import hang_up, receive
 from enforcer.daemon.requests.answers import Asks, Peer, Reply
 from enforcer.daemon.requests.protocol import MAX_MESSAGE, SO_PEERPIDFD, AskError, decode, encode
+from enforcer.places import TOO_MANY_OPEN, make_room
 from enforcer.rate import Rate
 
-MAX_CLIENTS = 128  # open connections: each costs a descriptor
-MAX_PER_USER = 16  # open connections of one user
-ROOT_PLACES = 16  # places kept for root, so that an administrator can always ask
-MAX_UNKNOWN = 32  # open connections of all uids that may not run programs
-MAX_PER_UNKNOWN_UID = 8  # open connections of one such uid
 PER_SECOND = 20  # answers per second to one user; root has no limit
 UNKNOWN_PER_SECOND = 100  # answers per second to all uids that may not run programs
 # a second of work costs as much as five seconds' answers: at most 1/5 of the loop's time per user
 WORK = 5
 SILENCE_NS = 10 * 10**9  # a client that sends nothing is dropped, since it holds a place
 SO_PEERGROUPS = 59  # Linux 4.13; Python has no name for it
-TOO_MANY_OPEN = (
-    "qgpud took no question, as too many connections of users are open; try again in a few seconds"
-)
 
 
 @dataclass
@@ -47,7 +38,12 @@ class _Client:
     sock: socket.socket
     peer: Peer
     since_ns: int
-    may_run: bool  # root, or allowed to run programs
+    known: bool  # root, or allowed to run programs
+
+    @property
+    def uid(self) -> int:
+        """The peer's."""
+        return self.peer.uid
 
 
 def peer_of(sock: socket.socket) -> Peer:
@@ -105,53 +101,18 @@ class AskServer:
             peer = peer_of(sock)
         except OSError:
             return
-        may_run = self._asks.allows(peer)
-        if why := self._no_room(peer, may_run):
+        known = self._asks.allows(peer)
+        why, goes = make_room(peer.uid, known, self._is_root, self._clients.values())
+        if why is not None:
             self._turn_away(sock, peer, why)
             return
-        self._clients[sock.fileno()] = _Client(sock, peer, self._clock.monotonic_ns(), may_run)
+        if goes is not None:
+            self._drop(goes, TOO_MANY_OPEN)
+        self._clients[sock.fileno()] = _Client(sock, peer, self._clock.monotonic_ns(), known)
         self._selector.register(sock, selectors.EVENT_READ, self._read)
 
-    def _of(self, may_run: bool) -> list[_Client]:
-        return [client for client in self._clients.values() if client.may_run == may_run]
-
-    def _no_room(self, peer: Peer, may_run: bool) -> str | None:
-        """Why the peer gets no place; None if it does, maybe in place of another connection."""
-        mine = sum(client.peer.uid == peer.uid for client in self._clients.values())
-        most = MAX_PER_USER if may_run else MAX_PER_UNKNOWN_UID
-        if mine >= most:
-            return (
-                f"{mine} connections of uid {peer.uid} to qgpud are open, and at most {most} may"
-                " be; try again later"
-            )
-        if not may_run:
-            self._make_room(MAX_UNKNOWN, self._of(may_run))
-        elif not self._is_root(peer):
-            users = [client for client in self._of(may_run) if not self._is_root(client.peer)]
-            if not self._take_from_largest(MAX_CLIENTS - ROOT_PLACES - MAX_UNKNOWN, users, mine):
-                return TOO_MANY_OPEN
-        return None
-
-    def _make_room(self, most: int, clients: list[_Client]) -> None:
-        """Drop the oldest connections of the pool: in a flood a client that asks at once is still
-        answered.
-        """
-        for client in clients[: max(0, len(clients) + 1 - most)]:
-            self._drop(client, TOO_MANY_OPEN)
-
-    def _take_from_largest(self, most: int, clients: list[_Client], mine: int) -> bool:
-        """Drop the oldest connection of the user with most; False if that user is the peer."""
-        if len(clients) < most:
-            return True
-        count = Counter(client.peer.uid for client in clients)
-        uid, number = count.most_common(1)[0]
-        if number <= mine + 1:
-            return False
-        self._drop(next(client for client in clients if client.peer.uid == uid), TOO_MANY_OPEN)
-        return True
-
-    def _is_root(self, peer: Peer) -> bool:
-        return peer.uid in (0, self._asks.owner)
+    def _is_root(self, uid: int) -> bool:
+        return uid in (0, self._asks.owner)
 
     def _turn_away(self, sock: socket.socket, peer: Peer, why: str) -> None:
         emit(logging.DEBUG, "ask-refused", uid=peer.uid, clients=len(self._clients))
@@ -173,11 +134,11 @@ class AskServer:
         self._watch()
 
     def _reply(self, client: _Client, data: bytes) -> Reply:
-        if not self._is_root(client.peer) and not self._rate.allows(client.peer.uid):
+        if not self._is_root(client.uid) and not self._rate.allows(client.peer.uid):
             return Reply(
                 {"ok": False, "error": f"more than {PER_SECOND} questions a second; ask less often"}
             )
-        if not client.may_run and not self._unknown_rate.allows(0):
+        if not client.known and not self._unknown_rate.allows(0):
             error = (
                 f"more than {UNKNOWN_PER_SECOND} questions a second of users who may not run"
                 " programs; try again"
@@ -195,7 +156,7 @@ class AskServer:
     def _charge(self, client: _Client, seconds: float) -> None:
         """Charge the time of an answer to the user, since Prologs and other users waited for it."""
         self._rate.worked(client.peer.uid, seconds)
-        if not client.may_run:
+        if not client.known:
             self._unknown_rate.worked(0, seconds)
 
     def _send(self, client: _Client, reply: Reply) -> None:

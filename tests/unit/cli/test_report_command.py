@@ -243,10 +243,10 @@ def test_table_is_aligned(ledger, call):
     assert first[:at].endswith("29.0") and second[:at].endswith("-")
 
 
-def test_broken_ledger_is_a_note_and_not_the_end(path, call):
+def test_broken_ledger_is_an_error_and_the_rest_is_shown(path, call):
     path.write_text("hello " * 500)
     result = call("12")
-    assert result.exit_code == 0 and "cannot be read" in result.stderr and "alice" in result.stdout
+    assert result.exit_code == 1 and "cannot be read" in result.stderr and "alice" in result.stdout
 
 
 def test_ledgers_of_all_configured_nodes_are_read(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from enforcer.nvml.port import CardLoad, NvmlError
 from enforcer.reporting import state as live
 from enforcer.reporting.attach import NodeObserver
 from enforcer.reporting.state import NodeState
-from enforcer.reporting.viewserver import ask
+from enforcer.reporting.viewclient import ask
 from gres.units import Duration
 from simulator.fakes import GIB, FakeNode
 

@@ -17,7 +17,8 @@ from enforcer.ledger.store import Ledger, Sample
 from enforcer.rate import Rate
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import NodeState, Watcher
-from enforcer.reporting.viewserver import View, ViewError, ViewServer, ask
+from enforcer.reporting.viewclient import ViewError, ask
+from enforcer.reporting.viewserver import View, ViewServer
 from gres.grant.store import Grant, GrantCard
 
 CARD = GrantCard("GPU-00000000-0000-0000-0000-000000000001", 0, 0, 30, 1000, 4000)
