@@ -102,13 +102,14 @@ def _forget_before(ledger: Ledger, before_ns: int) -> bool:
 
 
 def _drop_oldest(ledger: Ledger) -> bool:
-    """The file is too large: drop the oldest grants despite the retention, or the oldest tenth of
-    series.
+    """The file is too large: drop the oldest grants of the user with most despite the retention,
+    or the oldest tenth of series. So a user with a million short jobs drops his own alone.
     """
     with ledger.transaction():
         rows = ledger.db.execute(
-            "DELETE FROM usage WHERE id IN"
-            " (SELECT id FROM usage WHERE ended_at IS NOT NULL ORDER BY ended_at LIMIT ?)",
+            "DELETE FROM usage WHERE id IN (SELECT id FROM usage WHERE ended_at IS NOT NULL AND"
+            " uid = (SELECT uid FROM usage WHERE ended_at IS NOT NULL GROUP BY uid"
+            " ORDER BY count(*) DESC LIMIT 1) ORDER BY ended_at LIMIT ?)",
             (ROWS_AT_ONCE,),
         ).rowcount
         for step in (COARSE_S, FINE_S):

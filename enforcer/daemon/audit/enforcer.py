@@ -8,14 +8,16 @@ pardon`.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.clock import Clock
 from enforcer.daemon.audit.action import send_action
 from enforcer.daemon.audit.findings import Finding
-from enforcer.daemon.audit.procs import start_ticks, stop_waits, stopped
+from enforcer.daemon.audit.procs import owner_of, start_ticks, stop_waits, stopped
 from enforcer.daemon.log import emit
+from enforcer.rate import Rate
 from gres.config.enforcer import AuditSettings
 from gres.grant.store import Grant
 
@@ -25,6 +27,8 @@ PASSING = "over"
 CONTINUE_WINDOW_NS = 60 * 10**9  # window in which continuations of one process are counted
 # continuations within CONTINUE_WINDOW_NS before the kill; scontrol and gang scheduling stay below
 CONTINUE_MAX = 5
+LINES = 20  # lines of one user at once: more is a flood of short processes
+LINES_PER_SECOND = 1
 Mark = tuple[int, int]  # pid and start of a process
 
 
@@ -53,6 +57,8 @@ class AuditEnforcer:
     _signalled: set[Mark] = field(default_factory=set)
     _held: dict[Mark, _Held] = field(default_factory=dict)
     _pardoned: set[int] = field(default_factory=set)
+    _lines: Rate = field(default_factory=lambda: Rate(LINES_PER_SECOND, burst=LINES))
+    _left_out: Counter[int] = field(default_factory=Counter)
 
     def act(
         self, due: Iterable[Finding], standing: Iterable[Finding], unseen: Container[str] = ()
@@ -107,6 +113,25 @@ class AuditEnforcer:
         return done
 
     def _log(self, finding: Finding, done: list[int]) -> None:
+        """Log it and tell the job. Each user has lines of its own; what was done is always said."""
+        uid = self._uid_of(finding)
+        if done or self._lines.allows(uid):
+            if left_out := self._left_out.pop(uid, 0):
+                emit(logging.WARNING, "audit-more", uid=uid, lines=left_out)
+            self._write(finding, done)
+        else:
+            self._left_out[uid] += 1
+        if self.notify is not None and finding.kind == "unregistered":
+            self.notify(finding, self.settings.action if done else "log")
+
+    def _uid_of(self, finding: Finding) -> int:
+        grant = self.grants().get(finding.job_id or 0)
+        if grant is not None:
+            return grant.uid
+        owner = None if finding.pid is None else owner_of(finding.pid)
+        return -1 if owner is None else owner
+
+    def _write(self, finding: Finding, done: list[int]) -> None:
         emit(
             logging.WARNING,
             f"audit-{finding.kind}",
@@ -117,8 +142,6 @@ class AuditEnforcer:
             action=self.settings.action if done else None,
             signalled=",".join(map(str, done)) or None,
         )
-        if self.notify is not None and finding.kind == "unregistered":
-            self.notify(finding, self.settings.action if done else "log")
 
     # ---- stopped processes ---------------------------------------------------------------------
 
