@@ -18,7 +18,7 @@ from enforcer.daemon.arbiter.sampling import Sampler
 from enforcer.daemon.audit.inspector import Inspector
 from enforcer.daemon.audit.procs import ancestors
 from enforcer.daemon.granting import ending, grantdir
-from enforcer.daemon.granting.admission import log_grant, within_the_card
+from enforcer.daemon.granting.admission import log_grant, within_the_card, without_place
 from enforcer.daemon.granting.decide import Broken, Ignore, decide, same_promise
 from enforcer.daemon.granting.driver import BrokenNodeError
 from enforcer.daemon.granting.hookproto import Answer, Later
@@ -27,7 +27,7 @@ from enforcer.daemon.limits.probe import cgroup2_root
 from enforcer.daemon.log import emit
 from enforcer.daemon.ports import Ports
 from enforcer.daemon.requests.livecards import LiveCards
-from enforcer.daemon.requests.runs import RETURN_NS, RunWatch
+from enforcer.daemon.requests.runs import RETURN_NS, RunWatch, is_run
 from enforcer.ledger.store import Ledger
 from enforcer.nvml.cardview import CardView
 from enforcer.nvml.port import NvmlError
@@ -63,7 +63,7 @@ class NodeService:
     runs: RunWatch = field(init=False)
     markers: grantdir.MarkerWatch = field(init=False)
     leftovers: ending.Leftovers = field(init=False)
-    _refusals: dict[int, str] = field(default_factory=dict)
+    _refusals: dict[int, ArbiterRefusedError] = field(default_factory=dict)
     _cards_sent: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -126,13 +126,8 @@ class NodeService:
         self.take_markers()
         self.runs.resume(self.grants)
         self.memory.check()
-        emit(
-            logging.INFO,
-            "started",
-            node=self.node.name,
-            grants=len(self.grants),
-            damaged=len(damaged),
-        )
+        known = {"grants": len(self.grants), "damaged": len(damaged)}
+        emit(logging.INFO, "started", node=self.node.name, **known)
 
     def _end_before_boot(self) -> None:
         """End grants that a boot survived in run_dir; their jobs did not."""
@@ -231,7 +226,7 @@ class NodeService:
                 self.ports.arbiter.grant(grant)
                 return Answer(0)
             except ArbiterRefusedError as error:
-                self._refusals[grant.job_id] = str(error)
+                self._refusals[grant.job_id] = error
             except ArbiterError as error:
                 self.lose_arbiter(str(error))
         if not self.reach_arbiter():  # it may have restarted; the full list includes this grant
@@ -240,12 +235,17 @@ class NodeService:
 
     def arbiter_answer(self, job_id: int) -> Answer:
         """The answer to a Prolog whose grant was sent to the arbiter: its refusal, or success."""
-        why = self._refusals.pop(job_id, None)
-        if why is None:
+        error, grant = self._refusals.pop(job_id, None), self.grants.get(job_id)
+        if error is None:
             return Answer(0)
-        emit(logging.ERROR, "node-broken", job=job_id, why=why)
         self.end(job_id, "failed")
-        return Answer(1, why)
+        if error.of_job and grant is not None:
+            return Answer(1, str(error)) if is_run(job_id) else self.turn_down(grant, str(error))
+        return self.broken({"SLURM_JOB_ID": str(job_id)}, str(error))
+
+    def turn_down(self, grant: Grant, why: str) -> Answer:
+        """A job without a place is refused; no user drains a node by filling it."""
+        return self.admit(without_place(grant, why)) or Answer(0)
 
     def abandon(self, job_id: int, then: str = "") -> Answer:
         """Give up on a grant whose arbiter did not come back: the node is broken.

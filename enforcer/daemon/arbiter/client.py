@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,6 +22,7 @@ from gres.config.levels import CardPlan
 from gres.config.site import Config
 from gres.grant.store import Grant
 
+OF_JOB = (errno.ENOSPC, errno.EEXIST)  # refusals of a grant that say nothing about the node
 TIMEOUT_S = 1.0  # seconds: the arbiter answers within microseconds, so a slower one is stuck
 
 
@@ -143,7 +145,7 @@ class SocketArbiter:
         self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]
     ) -> Synced:
         """Connect and send the full list; a refusal does not stop the rest."""
-        refused: dict[int, str] = {}
+        refused: dict[int, ArbiterRefusedError] = {}
         cards_refused: list[str] = []
         self.close()
         try:
@@ -160,7 +162,7 @@ class SocketArbiter:
                 try:
                     self.grant(grant)
                 except ArbiterRefusedError as error:
-                    refused[grant.job_id] = str(error)
+                    refused[grant.job_id] = error
             self._link.synced()
         except (link.ArbiterGone, link.ArbiterError, AbiError) as error:
             self.close()
@@ -210,7 +212,9 @@ class SocketArbiter:
             self._link.grant(grant, costs)
         except link.ArbiterGone as error:
             raise ArbiterError(str(error)) from None
-        except (link.ArbiterError, AbiError) as error:
+        except link.ArbiterError as error:
+            raise ArbiterRefusedError(str(error), error.errno in OF_JOB) from None
+        except AbiError as error:
             raise ArbiterRefusedError(str(error)) from None
 
     def revoke(self, job_id: int) -> None:

@@ -21,7 +21,14 @@ class ArbiterError(RuntimeError):
 
 
 class ArbiterRefusedError(RuntimeError):
-    """The arbiter refused one grant; the text is a sentence."""
+    """The arbiter refused one grant; the text is a sentence.
+
+    `of_job`: the job has no place, and the node serves others on; else the node is broken.
+    """
+
+    def __init__(self, message: str, of_job: bool = False) -> None:
+        super().__init__(message)
+        self.of_job = of_job
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Synced:
 
     boot_id: int
     uuids: tuple[str, ...] = ()
-    refused: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[int, ArbiterRefusedError] = field(default_factory=dict)
     cards_refused: tuple[str, ...] = ()
 
 
@@ -169,6 +176,7 @@ class FakeArbiter:
         self.grants: dict[int, Grant] = {}
         self.calls: list[str] = []
         self.refuses: dict[int, str] = {}
+        self.full = False  # what it refuses has no place
         self._tenants: dict[tuple[int, str], Tenant] = {}
 
     def restart(self) -> None:
@@ -198,7 +206,7 @@ class FakeArbiter:
         self.grants = {grant.job_id: grant for grant in grants if grant.job_id not in self.refuses}
         self.calls.append("connect")
         refused = {
-            grant.job_id: self.refuses[grant.job_id]
+            grant.job_id: ArbiterRefusedError(self.refuses[grant.job_id], self.full)
             for grant in grants
             if grant.job_id in self.refuses
         }
@@ -208,7 +216,7 @@ class FakeArbiter:
         """Take one grant."""
         self._check()
         if grant.job_id in self.refuses:
-            raise ArbiterRefusedError(self.refuses[grant.job_id])
+            raise ArbiterRefusedError(self.refuses[grant.job_id], self.full)
         self.grants[grant.job_id] = grant
         self.calls.append(f"grant {grant.job_id}")
 

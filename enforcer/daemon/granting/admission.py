@@ -22,6 +22,12 @@ def within_the_card(grant: Grant, standing: Collection[Grant]) -> Grant:
     return refused(grant, why, grant.created_ns) if why else grant
 
 
+def without_place(grant: Grant, why: str) -> Grant:
+    """The refusal of a job for which the arbiter has no place."""
+    sentence = f"job {grant.job_id} has no place on {grant.node}: {why}. Submit it again."
+    return refused(grant, sentence, grant.created_ns)
+
+
 def log_grant(grant: Grant, standing: Collection[Grant]) -> None:
     """Log the grant; `standing` includes it."""
     if grant.state == "refused":

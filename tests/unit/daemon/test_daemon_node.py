@@ -198,8 +198,22 @@ def test_arbiter_that_restarted_unnoticed_gets_the_full_list_within_the_prolog(n
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_grant_that_the_arbiter_refuses_is_a_broken_node(node, service, connected):
+def test_grant_without_a_place_is_the_jobs_refusal_and_the_node_serves_on(node, service, connected):
     node.arbiter.refuses[9] = "the arbiter refused the grant of job 9: there is no room for more"
+    node.arbiter.full = True
+    if not connected:
+        service.lose_arbiter("test")
+    assert service.prolog(env()) == Answer(0)
+    kept = service.grants[9]
+    assert (kept.state, kept.cards) == ("refused", ())
+    assert kept.message == f"job 9 has no place on n1: {node.arbiter.refuses[9]}. Submit it again."
+    assert service.store.read(9) == kept, "SPANK shows it"
+    assert service.prolog(env(10)) == Answer(0) and 10 in node.arbiter.grants
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_grant_that_the_arbiter_refuses_is_a_broken_node(node, service, connected):
+    node.arbiter.refuses[9] = "the arbiter refused the grant of job 9: a value is out of range"
     if not connected:
         service.lose_arbiter("test")
     answer = service.prolog(env())
