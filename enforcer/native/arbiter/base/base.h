@@ -69,6 +69,14 @@ int ar_watch_room(const struct arbiter *a, int fd, struct key *key, bool on);
 void ar_log(const struct arbiter *a, int level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* May a user who holds `mine` of a table's places take one more? `all` of `most` are taken. Nobody
+ * may hold more than are free, so the next user finds a place. Every table that users share asks
+ * this (docs/specs/limits.md). */
+static inline bool ar_may_hold(uint32_t mine, uint32_t all, uint32_t most)
+{
+    return all < most && mine < most - all;
+}
+
 /* Nanoseconds since `then`. A gate may move after a step read `now`; its age is 0 in that step. */
 static inline uint64_t ar_since(uint64_t then, uint64_t now)
 {

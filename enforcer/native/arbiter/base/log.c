@@ -22,6 +22,11 @@ void ar_log(const struct arbiter *a, int level, const char *fmt, ...)
     if (m < 0)
         return;
     n = n + m < (int)sizeof(line) - 1 ? n + m : (int)sizeof(line) - 2;
+    /* Users chose some of these bytes: they must not make lines, nor reach a terminal. */
+    for (int i = 0; i < n; i++) {
+        if (line[i] < ' ' || line[i] > '~')
+            line[i] = '?';
+    }
     line[n++] = '\n';
     if (write(STDERR_FILENO, line, (size_t)n) < 0)
         return; /* standard error is the only place where this fault could be reported */

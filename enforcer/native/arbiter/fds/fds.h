@@ -7,10 +7,16 @@
 
 #include "model/model.h"
 
-/* Token bucket of registrations that may be checked. */
+/* Token bucket. */
 struct budget {
     uint32_t left;
     uint64_t at_ns; /* when tokens were last added */
+};
+
+/* Lines of the log about refusals, and how many were left out since the last one. */
+struct lines {
+    struct budget budget;
+    uint32_t left_out;
 };
 
 /* A user with connections to enforcer.sock, or with a grant. */
@@ -23,7 +29,8 @@ struct user {
     /* Not an unknown uid, although no list of grants came yet: a process of his showed a grant that
      * only root can have made. */
     bool proven;
-    struct budget budget;
+    struct budget budget; /* of registrations that are checked */
+    struct lines lines;
 };
 
 /* users.c */
@@ -35,6 +42,8 @@ void user_wait(struct user *u, int change);
 void user_prove(struct user *u);
 /* Takes a token of the user's budget, since checking a process costs several reads of files. */
 bool user_may_ask(struct user *u, uint64_t now);
+/* Takes a token for a line of the log. True: write it; *left_out were not written before it. */
+bool user_may_log(struct user *u, uint64_t now, uint32_t *left_out);
 void users_changed(void);                   /* a grant came or ended */
 void users_review(const struct arbiter *a); /* after such a change: which uids are unknown? */
 /* Connections of all unknown uids that are not registered. */

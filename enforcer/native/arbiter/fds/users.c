@@ -19,10 +19,15 @@
 /* Registrations checked per second, of one grantee or of all unknown uids. A check is some reads
  * below /proc. Chosen, not measured. */
 #define PER_SECOND 1000u
+/* Refusals of one grantee, or of all unknown uids, that are logged at once, and per second. Chosen,
+ * not measured. */
+#define LINES            20u
+#define LINES_PER_SECOND 1u
 
 static struct {
     struct user *bucket[BUCKETS];
     struct budget shared;     /* of all unknown uids together */
+    struct lines lines;       /* the same */
     uint32_t unknown_waiting; /* their connections that are not registered */
     bool stale;               /* a grant came or ended: users_review() has to walk all grants */
 } users;
@@ -133,12 +138,28 @@ struct user *users_most_connections(void)
     return most;
 }
 
-bool user_may_ask(struct user *u, uint64_t now)
+static bool take(struct budget *b, uint64_t now, uint32_t burst, uint32_t per_second)
 {
-    struct budget *b = u->unknown ? &users.shared : &u->budget;
-    uint64_t earned = (now - b->at_ns) / (1000000000ull / PER_SECOND);
+    uint64_t earned = (now - b->at_ns) / (1000000000ull / per_second);
     if (earned)
         b->at_ns = now;
-    b->left = earned > BURST - b->left ? BURST : b->left + (uint32_t)earned;
+    b->left = earned > burst - b->left ? burst : b->left + (uint32_t)earned;
     return b->left && b->left--;
+}
+
+bool user_may_ask(struct user *u, uint64_t now)
+{
+    return take(u->unknown ? &users.shared : &u->budget, now, BURST, PER_SECOND);
+}
+
+bool user_may_log(struct user *u, uint64_t now, uint32_t *left_out)
+{
+    struct lines *l = u->unknown ? &users.lines : &u->lines;
+    if (!take(&l->budget, now, LINES, LINES_PER_SECOND)) {
+        l->left_out++;
+        return false;
+    }
+    *left_out = l->left_out;
+    l->left_out = 0;
+    return true;
 }

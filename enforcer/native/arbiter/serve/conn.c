@@ -147,7 +147,7 @@ static bool room_for_grantee(struct arbiter *a, const struct user *u)
     uint32_t known = a->nconns - users_unknown_waiting();
     if (u->conns >= MAX_CONNS_PER_USER || u->waiting >= MAX_WAITING_PER_USER)
         return false;
-    if (known < MAX_CONNS && u->conns < MAX_CONNS - known)
+    if (ar_may_hold(u->conns, known, MAX_CONNS))
         return true;
     const struct user *biggest = users_most_connections();
     if (!biggest || biggest->conns <= u->conns + 1)

@@ -33,6 +33,23 @@ static bool slot_of(const struct arbiter *a, const struct conn *c, const struct 
     return false;
 }
 
+/* May the user have one more record? The records of all cards share one table. Main thread only: it
+ * alone adds records. */
+static bool room_for_record(const struct arbiter *a, uid_t uid)
+{
+    uint32_t mine = 0;
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        struct hw *hw = a->cards[i]->hw;
+        if (!hw)
+            continue;
+        pthread_mutex_lock(&hw->lock);
+        for (const struct hw_record *r = hw->records; r; r = r->next)
+            mine += r->uid == uid;
+        pthread_mutex_unlock(&hw->lock);
+    }
+    return ar_may_hold(mine, hw_record_total(), HW_RECORDS);
+}
+
 /* The sender's tenant on the card of the message; NULL: there is none, and the message is
  * ignored. */
 static struct tenant *sender_tenant(const struct arbiter *a, const struct conn *c,
@@ -65,7 +82,7 @@ static void replace(struct hw *hw, struct hw_record *r, struct hw_record *old)
 
 /* Acts on the message, with hw->lock. Where it keeps *fd, it sets it to -1. */
 static void apply_groups(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
-                         const struct qg_groups *m, int *fd)
+                         const struct qg_groups *m, bool room, int *fd)
 {
     struct hw_tenant *ht = &hw->tenant[t->index];
     struct hw_record *old = hw_record_find(hw, t, slot, m);
@@ -92,7 +109,7 @@ static void apply_groups(struct hw *hw, struct conn *c, struct tenant *t, uint32
     } else if (arbiter && (*fd >= 0 || !shim) && !(*fd >= 0 && hw_is_control(&hw->settings, *fd))) {
         hw_fail(hw, t->index, 0, "the descriptor that it sent is not the driver's control device");
     } else if (!old && (hw_record_count(hw, t->index, slot) >= HW_CLIENTS ||
-                        ht->nrecords >= HW_TENANT_RECORDS || hw_record_total() >= HW_RECORDS)) {
+                        ht->nrecords >= HW_TENANT_RECORDS || !room)) {
         hw_fail(hw, t->index, 0, "it reported more clients of the driver than are followed");
     } else {
         struct hw_record *r = hw_record_create(hw, t, slot, m);
@@ -136,9 +153,10 @@ void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, i
             conn_close(a, c);
         return;
     }
+    bool room = room_for_record(a, c->uid);
     pthread_mutex_lock(&hw->lock);
     hw_copy_identity(&hw->tenant[t->index], t);
-    apply_groups(hw, c, t, slot, &m, fd);
+    apply_groups(hw, c, t, slot, &m, room, fd);
     hw_review_tenant(hw, t->index);
     pthread_mutex_unlock(&hw->lock);
     hw_ring(hw);

@@ -18,25 +18,18 @@
 #include "qg_seal.h"
 #include "qg_time.h"
 
-/* Refusals that are logged per second. Chosen, not measured. */
-#define REFUSALS_PER_SECOND 20u
-
-/* Logs a refusal. The limit keeps users from filling the disk with such lines. */
+/* Logs a refusal. Each user has a budget of lines, so that none fills the disk or hides what is
+ * logged of others. */
 static void log_refusal(const struct arbiter *a, const struct conn *c, int status, const char *why)
 {
-    static uint64_t second;
-    static uint32_t lines;
-    uint64_t now = qg_now_ns() / 1000000000ull;
-    if (now != second) {
-        if (lines > REFUSALS_PER_SECOND)
-            ar_log(a, 1, "%u more refusals were not logged", lines - REFUSALS_PER_SECOND);
-        second = now;
-        lines = 0;
-    }
-    if (++lines > REFUSALS_PER_SECOND)
+    uint32_t left_out = 0;
+    int level = status == EAGAIN ? 3 : 2;
+    if (level > a->level || !user_may_log(c->user, qg_now_ns(), &left_out))
         return;
-    ar_log(a, status == EAGAIN ? 3 : 2, "process %d (uid %u) not registered: %s", (int)c->pid,
-           c->uid, why);
+    if (left_out)
+        ar_log(a, 1, "%u more refusals of %s %u were not logged", left_out,
+               c->user->unknown ? "users without a grant, the last uid" : "uid", c->uid);
+    ar_log(a, level, "process %d (uid %u) not registered: %s", (int)c->pid, c->uid, why);
 }
 
 static void answer(struct arbiter *a, struct conn *c, int status, const char *why,
@@ -93,6 +86,14 @@ static void join(struct arbiter *a, struct conn *c, struct tenant *t, const stru
         err = tenant_join(a, t, p, c, used, &slot);
     if (err == -ENOSPC) {
         answer(a, c, ENOSPC, "the job has too many processes on this card", NULL, 0);
+    } else if (err == -E2BIG) {
+        answer(a, c, ENOSPC, "the process is registered for as many cards as one process may be",
+               NULL, 0);
+    } else if (err == -EDQUOT) {
+        answer(a, c, ENOSPC,
+               "your user has as many processes on this node's cards as there are places left; "
+               "wait until one ends",
+               NULL, 0);
     } else if (p && err == -EAGAIN) {
         ask_again(a, c, "another connection of this process has just registered it; ask again",
                   qg_now_ns());

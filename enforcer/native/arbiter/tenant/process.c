@@ -22,27 +22,32 @@ bool proc_lives(int pidfd)
     return poll(&pfd, 1, 0) == 0;
 }
 
-static struct proc *find(struct arbiter *a, pid_t pid, uint32_t *total)
+static struct proc *find(const struct arbiter *a, pid_t pid)
 {
-    struct proc *found = NULL;
-    *total = 0;
-    for (struct proc *p = a->procs; p; p = p->next, (*total)++) {
-        if (p->pid == pid && !p->ended)
-            found = p;
-    }
-    return found;
+    struct proc *p = a->procs;
+    while (p && (p->pid != pid || p->ended))
+        p = p->next;
+    return p;
+}
+
+static bool room_for(const struct arbiter *a, uid_t uid)
+{
+    uint32_t mine = 0, all = 0;
+    for (const struct proc *p = a->procs; p; p = p->next, all++)
+        mine += p->uid == uid;
+    return ar_may_hold(mine, all, MAX_PROCS);
 }
 
 struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err)
 {
-    uint32_t total;
-    struct proc *p = find(a, pid, &total);
+    struct proc *p = find(a, pid);
     if (p && proc_lives(p->pidfd))
         return p;
     if (p)
         proc_died(a, p); /* its pid belongs to another process now */
-    *err = -ENOSPC;
-    if (total >= MAX_PROCS || !(p = calloc(1, sizeof(*p))))
+    bool room = room_for(a, uid);
+    *err = room ? -ENOMEM : -EDQUOT;
+    if (!room || !(p = calloc(1, sizeof(*p))))
         return NULL;
     p->key.kind = KEY_PROC;
     p->pid = pid;

@@ -150,6 +150,66 @@ static void step_and_unlock(struct card *card)
     card_kick(card);
 }
 
+/* Forgets the process in a slot, but not the process itself. */
+static void leave_slot(struct proc *p, const struct tenant *t)
+{
+    for (uint32_t i = 0; i < p->nslots; i++) {
+        if (p->slots[i].tenant != t)
+            continue;
+        p->slots[i] = p->slots[--p->nslots];
+        return;
+    }
+}
+
+static void clear_slot(struct arbiter *a, struct tenant *t, uint32_t slot);
+
+/* Lets a revoked tenant go although processes of it live. The gate in the page that they keep stays
+ * closed. They register again, and hear that their job has no grant. */
+static void evict(struct arbiter *a, struct tenant *t)
+{
+    ar_log(a, 1, "job %llu ended on %s; its %u processes make room there for another job",
+           (unsigned long long)t->id.job_id, t->card->uuid, t->nprocs);
+    for (uint32_t i = 0, left = t->nprocs; left; i++) {
+        struct conn *c = t->slots[i].conn;
+        if (!t->slots[i].proc)
+            continue;
+        leave_slot(t->slots[i].proc, t);
+        left--;
+        hw_process_left(a, t, i);
+        clear_slot(a, t, i); /* the last one frees the tenant */
+        if (c)
+            conn_close(a, c);
+    }
+}
+
+static uint32_t revoked_of(const struct card *card, uid_t uid)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++)
+        n += card->tenants[i] && card->tenants[i]->id.revoked && card->tenants[i]->id.uid == uid;
+    return n;
+}
+
+/* A new job needs a place on a card that has none: the user with most revoked tenants loses the
+ * oldest of them. A grant that stands never makes room. */
+static void make_room(struct arbiter *a, const struct card *card)
+{
+    struct tenant *found = NULL;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++) {
+        struct tenant *t = card->tenants[i];
+        if (!t)
+            return;
+        uint32_t n = t->id.revoked ? revoked_of(card, t->id.uid) : 0;
+        if (n > most || (n && n == most && t->gen < found->gen)) {
+            most = n;
+            found = t;
+        }
+    }
+    if (found)
+        evict(a, found);
+}
+
 int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
 {
     struct card *card = card_find(a, g->uuid);
@@ -157,8 +217,14 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
         return -ENODEV;
     struct tenant *t = tenant_find(card, g->job_id), *fresh = NULL;
     int err = 0;
+    if (t && t->id.uid != g->uid && t->id.revoked) {
+        evict(a, t); /* Slurm's job numbers began anew: processes of the former job live */
+        t = NULL;
+    }
     if (t && t->id.uid != g->uid)
         return -EEXIST; /* a job never changes its user */
+    if (!t)
+        make_room(a, card);
     if (!t && !(t = fresh = tenant_create(a, g, &err)))
         return err;
     pthread_mutex_lock(&card->lock);
@@ -282,7 +348,7 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
         return qg_now_ns() - t->slots[at].conn->opened_ns < PROBE_CONN_NS ? -EAGAIN : -EBUSY;
     if (t->slots[at].proc != p) {
         if (p->nslots == AR_MAX_PROC_CARDS)
-            return -ENOSPC;
+            return -E2BIG;
         p->slots[p->nslots].tenant = t;
         p->slots[p->nslots++].slot = (uint32_t)at;
     }
@@ -326,6 +392,12 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
     pthread_mutex_unlock(&card->lock);
     /* before its slot is cleared, so that its memory never looks free in between */
     reaped_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, bytes_held(t, slot));
+    clear_slot(a, t, slot);
+}
+
+static void clear_slot(struct arbiter *a, struct tenant *t, uint32_t slot)
+{
+    struct card *card = t->card;
     if (t->slots[slot].conn)
         conn_drop_slot(t->slots[slot].conn);
     pthread_mutex_lock(&card->lock);
