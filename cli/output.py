@@ -12,24 +12,41 @@ from typing import NoReturn
 
 import click
 
+from gres.printable import printable
+
 
 def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     """Columns under each other: the first `left` are words, the others numbers."""
     if not lines:
         return []
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    shown = [[printable(text) for text in line] for line in lines]
+    widths = [max(map(_cells, column)) for column in zip(*shown, strict=True)]
     return [
         "  ".join(
-            text.ljust(widths[at]) if at < left else text.rjust(widths[at])
-            for at, text in enumerate(line)
+            _padded(text, width, at < left)
+            for at, (text, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
-        for line in lines
+        for line in shown
     ]
+
+
+def _cells(text: str) -> int:
+    """Places of a text on a terminal: some characters take two, some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # rarely needed, and not free to import
+
+    return cell_len(text)
+
+
+def _padded(text: str, width: int, left: bool) -> str:
+    blanks = " " * (width - _cells(text))
+    return text + blanks if left else blanks + text
 
 
 def parsable(lines: Sequence[Sequence[str]]) -> list[str]:
     """Fields separated by |; one within a field becomes a blank, so that no field moves."""
-    return ["|".join(text.replace("|", " ").replace("\n", " ") for text in line) for line in lines]
+    return ["|".join(printable(text).replace("|", " ") for text in line) for line in lines]
 
 
 def show(body: Mapping[str, object], lines: Sequence[Sequence[str]], form: str, left: int) -> None:
@@ -49,9 +66,9 @@ def form_of(as_json: bool, as_parsable: bool) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def user_name(uid: int) -> str:
-    """The user's name, or the number where there is none."""
+    """The user's name, printable; the number where there is none."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        return printable(pwd.getpwuid(uid).pw_name)
     except KeyError:
         return str(uid)
 
@@ -66,7 +83,12 @@ def user_id(name: str) -> int | None:
         return None
 
 
+def say(command: str, sentence: str) -> None:
+    """A sentence on stderr, which may quote what others wrote."""
+    click.echo(f"qgpu {command}: {printable(sentence)}", err=True)
+
+
 def fail(command: str, sentence: str) -> NoReturn:
-    """Print the error and exit with status 2."""
-    click.echo(f"qgpu {command}: {sentence}", err=True)
+    """Print the error and exit with status 2. Errors of a file have several lines."""
+    click.echo(f"qgpu {command}: " + "\n".join(map(printable, sentence.split("\n"))), err=True)
     raise SystemExit(2)

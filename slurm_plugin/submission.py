@@ -18,6 +18,7 @@ from lupa.lua54 import LuaError, LuaRuntime
 from gres.config.schema import JobClass
 from gres.config.site import Config
 from gres.grant.tag import Tag
+from gres.printable import printable
 from slurm_plugin.render import render
 
 # The modules beside this file: each host has them, of this release, even without qgpu-controller.
@@ -119,9 +120,8 @@ class JobSubmit:
                 self.tables, True
             )
         except LuaError as error:
-            raise LuaMissingError(
-                f"{str(error).splitlines()[0]}: install the package again"
-            ) from None
+            first = str(error).partition("\n")[0]  # the rest is Lua's stack
+            raise LuaMissingError(f"{printable(first)}: install the package again") from None
         self._judge = hooks[b"judge"]
 
     def decide(self, job: Submission) -> Decision:

@@ -12,8 +12,9 @@ from cli.daemon import config_option, node_option
 from cli.doctor import probe_task as task
 from cli.doctor.examine import examine
 from cli.doctor.probe import Wanted, probe
-from cli.doctor.result import Check, printable
+from cli.doctor.result import Check
 from cli.doctor.roles import ROLES, Role
+from gres.printable import printable
 
 MARK = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 

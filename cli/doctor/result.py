@@ -11,13 +11,6 @@ Group = Literal["host", "controller", "node", "login", "probe"]
 RESTART_ALL = "stop every slurmd, restart slurmctld, start every slurmd"
 
 
-def printable(text: str) -> str:
-    """The text on one line and without control characters: parts of it come from files and from
-    other programs.
-    """
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
-
-
 @dataclass(frozen=True)
 class Check:
     """One check: `text` is the state, `todo` the remedy, empty if none is needed.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cli.setup.host import Here
 from cli.setup.place import Done
-from slurm_plugin.site.conf import printable
+from gres.printable import printable
 from slurm_plugin.site.difference import SYNTAX, Difference, Role
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import Restart

@@ -16,9 +16,9 @@ import click
 
 from cli.doctor.checks.lua import code_of
 from cli.doctor.checks.site import Kind, kind_of, todo_of
-from cli.doctor.result import printable
 from gres.config.site import Config, ConfigError, parse_config
 from gres.paths import PATHS
+from gres.printable import printable
 from slurm_plugin.fragments import fragments, names_for
 from slurm_plugin.site.difference import Difference
 from slurm_plugin.site.differences import differences
@@ -221,8 +221,8 @@ def stale(repository: Repository, config: Config, site: Site) -> Iterator[Findin
 
 def first_other(name: str, have: str, wanted: str) -> int:
     """The first line of code that differs."""
-    lines = set(code_of(name, wanted).splitlines())
-    for number, line in enumerate(have.splitlines(), 1):
+    lines = set(code_of(name, wanted).split("\n"))
+    for number, line in enumerate(have.split("\n"), 1):
         code = code_of(name, line)
         if code and code not in lines:
             return number
@@ -236,7 +236,7 @@ def findings(repository: Repository) -> list[Finding]:
     try:
         config = parse_config(read(repository.yaml), path)
     except ConfigError as error:
-        return [_yaml_finding(path, line) for line in str(error).splitlines()]
+        return [_yaml_finding(path, line) for line in str(error).split("\n")]
     site = site_of(repository, config)
     old = {finding.file: finding for finding in stale(repository, config, site)}
     found: list[Finding] = []

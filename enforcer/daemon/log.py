@@ -8,6 +8,9 @@ import logging
 import os
 import sys
 
+from gres.printable import printable
+
+MAX_VALUE = 4096  # characters of one value: the journal splits a longer line
 _PRIORITY = {
     logging.DEBUG: 7,
     logging.INFO: 6,
@@ -20,7 +23,7 @@ log = logging.getLogger("qgpud")
 
 def _word(value: object) -> str:
     """A value of key=value: quoted if it holds blanks, never more than one line."""
-    text = "".join(char if char.isprintable() else " " for char in str(value))
+    text = printable(str(value), MAX_VALUE)
     if text and not any(char in text for char in ' "='):
         return text
     return '"' + text.replace('"', "'") + '"'

@@ -7,14 +7,16 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
+from gres.printable import printable
+
 # A value may be as large as the file, or far larger by YAML's aliases of aliases.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 160, 160, 160
 
 
 def shown(value: object) -> str:
-    """A value for a sentence: text as it is, others as Python writes them, shortened."""
-    return value[:160] if isinstance(value, str) else _SHORT.repr(value)
+    """A value for a sentence: text as it is, others as Python writes them; printable, shortened."""
+    return printable(value if isinstance(value, str) else _SHORT.repr(value), 160)
 
 
 def fault_sentence(error: Any, key: str, known: Sequence[str]) -> str:

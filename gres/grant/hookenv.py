@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from gres.config.schema import JobClass, TagField
 from gres.grant.tag import Tag, TagError, looks_like_tag, parse_tag
+from gres.printable import printable
 from gres.units import MIB
 
 MAX_VALUE = 4096  # characters of one variable: more is no value of Slurm's
@@ -64,7 +65,7 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = env.get(name, "")
     if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
         raise HookEnvError(
-            f"{name} is '{text[:40]}', but must be a whole number from {low} to {high}"
+            f"{name} is '{printable(text, 40)}', but must be a whole number from {low} to {high}"
         )
     return int(text)
 
@@ -75,12 +76,15 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     for item in text.split(",") if text else ():
         match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", item)
         if match is None:
-            raise HookEnvError(f"SLURM_JOB_GPUS is '{text[:80]}', but '{item[:20]}' is no index")
+            raise HookEnvError(
+                f"SLURM_JOB_GPUS is '{printable(text, 80)}', but '{printable(item, 20)}'"
+                " is no index"
+            )
         indexes += range(int(match[1]), int(match[2] or match[1]) + 1)
         if len(indexes) > MAX_GPUS:
             raise HookEnvError(f"SLURM_JOB_GPUS names more than {MAX_GPUS} cards")
     if len(set(indexes)) != len(indexes):
-        raise HookEnvError(f"SLURM_JOB_GPUS is '{text[:80]}' and names a card twice")
+        raise HookEnvError(f"SLURM_JOB_GPUS is '{printable(text, 80)}' and names a card twice")
     return tuple(indexes)
 
 
@@ -103,7 +107,7 @@ def _each_card(env: Mapping[str, str], name: str, what: str, cards: int) -> int:
         raise _NativeError(
             f"Slurm allocated no {what} to it"
             if not text
-            else f"Slurm allocated '{text[:40]}' of {what} to it"
+            else f"Slurm allocated '{printable(text, 40)}' of {what} to it"
         )
     if int(text) % cards:
         raise _NativeError(
@@ -142,7 +146,7 @@ def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
     cards = _parts(env, said, gpus)
     job_class = _CLASSES.get(env.get("QGPU_NATIVE_CLASS", ""))
     if job_class is None:
-        name = env.get("QGPU_NATIVE_CLASS", "")[:40] or "none"
+        name = printable(env.get("QGPU_NATIVE_CLASS", ""), 40) or "none"
         raise _NativeError(f"the class of its qgpu is '{name}', but must be online or offline")
     share = _each_card(env, "QGPU_NATIVE_SHARE", "qgpu", cards)
     mem = _each_card(env, "QGPU_NATIVE_MEM", "qgpu_mem", cards)
@@ -209,7 +213,7 @@ def parse_hook_env(
             raise HookEnvError(f"{name} is longer than {MAX_VALUE} characters")
     node = env.get("SLURMD_NODENAME", "")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", node):
-        raise HookEnvError(f"SLURMD_NODENAME is '{node[:80]}', which is not a node name")
+        raise HookEnvError(f"SLURMD_NODENAME is '{printable(node, 80)}', which is not a node name")
     gpus = parse_gpus(env.get("SLURM_JOB_GPUS", ""))
     order: tuple[TagField, ...] = ("extra", "comment") if field is None else (field,)
     tag, problem, overruled = _promise(env, order, len(gpus), native_only)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gres.config.site import JobClass
+from gres.printable import printable
 
 GrantState = Literal["active", "refused", "whole"]
 
@@ -169,9 +170,8 @@ def _only(data: object, names: set[str], what: str) -> dict[str, Any]:
 
 
 def clip_message(text: str) -> str:
-    """`text` cut to what a grant can hold, at a character, without control characters."""
-    clean = "".join(char if char.isprintable() else " " for char in text)
-    return clean.encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    """`text` cut to what a grant can hold, at a character, and printable."""
+    return printable(text).encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore")
 
 
 def _exists(name: str, directory: int) -> bool:

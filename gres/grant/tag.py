@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 from gres.config.schema import JobClass
+from gres.printable import printable
 
 _TAG = re.compile(
     r"qgpu/1 (?:(?P<whole>whole)|(?P<node>node)|class=(?P<cls>online|offline)"
@@ -70,7 +71,8 @@ def parse_tag(text: str) -> Tag | None:
     if match is None:
         if looks_like_tag(text):
             raise TagError(
-                f"the tag '{text[:80]}' is not of the form 'qgpu/1 class=... share=... mem=...'"
+                f"the tag '{printable(text, 80)}' is not of the form"
+                " 'qgpu/1 class=... share=... mem=...'"
             )
         return None
     if match["whole"] or match["node"]:

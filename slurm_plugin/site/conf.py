@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gres.printable import printable
 from slurm_plugin.site.lines import BLANKS, LogicalLine, Pair, logical_lines, next_pair, pairs
 
 # Keys whose line holds more keys. All other keys have a line of their own.
@@ -309,12 +310,6 @@ def _with_cluster(reading: _Reading, word: str) -> str | None:
     return word.replace("%c", named[-1].lower()) if named else None
 
 
-def printable(text: str) -> str:
-    """A text without control characters, newlines among them."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def shown(text: str, limit: int = 80) -> str:
-    """A text of a file for a sentence: printable, one line, not too long."""
-    clean = printable(text.strip())
-    return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+    """A text of a file for a sentence."""
+    return printable(text.strip(), limit)

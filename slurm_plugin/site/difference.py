@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from slurm_plugin.site.conf import Value, printable
+from gres.printable import printable
+from slurm_plugin.site.conf import Value
 from slurm_plugin.site.settings import Restart
 
 Role = Literal["controller", "node", "login"]

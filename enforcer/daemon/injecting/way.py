@@ -16,6 +16,7 @@ from enforcer.daemon.granting.driver import BrokenNodeError, find_driver
 from enforcer.daemon.log import emit
 from gres.config.site import Config, Injection, Node
 from gres.grant.store import GrantError, GrantStore
+from gres.printable import printable
 
 FILE = "injection.json"  # in the run directory
 PROGRAM = "qgpu-mounts"  # beside the hook's client
@@ -92,4 +93,4 @@ def _way(data: bytes) -> Way:
     said = json.loads(data)
     if said["mode"] not in ("mount", "preload") or not isinstance(said["why"], str):
         raise ValueError("it is not what qgpud writes")
-    return Way(said["mode"], "".join(c if c.isprintable() else "?" for c in said["why"]))
+    return Way(said["mode"], printable(said["why"]))

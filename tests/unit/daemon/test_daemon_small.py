@@ -187,7 +187,7 @@ def test_relative_entries_of_the_search_path_are_not_trusted(tmp_path, monkeypat
 def test_line_is_one_line_of_words_and_quotes():
     assert (
         line("x", job=7, why='a "b"\nc', none=None, empty="")
-        == 'event=x job=7 why="a \'b\' c" empty=""'
+        == 'event=x job=7 why="a \'b\'\\x0ac" empty=""'
     )
 
 

@@ -179,7 +179,7 @@ def test_values_that_are_no_card(change: dict[str, object]) -> None:
 
 def test_a_long_message_is_cut_at_a_character() -> None:
     assert clip_message("ä" * 400) == "ä" * 255
-    assert clip_message("a\x1b[31m\nb") == "a [31m b"
+    assert clip_message("a\x1b[31m\nb") == "a\\x1b[31m\\x0ab"
 
 
 # ---- tags

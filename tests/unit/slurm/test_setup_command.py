@@ -344,7 +344,7 @@ def test_a_file_that_slurm_cannot_read_is_said(tmp_path: Path) -> None:
     done = setup(root, "--role", "login")
     assert (
         done.exit_code == 1
-        and "/etc/slurm/slurm.conf:8: 'junk?[31m' is not KEY=VALUE" in done.output
+        and "/etc/slurm/slurm.conf:8: 'junk\\x1b[31m' is not KEY=VALUE" in done.output
     )
     assert "\x1b" not in done.output and "correct /etc/slurm/slurm.conf:8" in done.output
     assert "no newline at its end" in done.output
