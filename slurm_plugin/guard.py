@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from slurm_plugin.accounting.sacct import Runner, SacctError, run
+from gres.printable import printable
+from slurm_plugin.records import Columns, Runner, SlurmError, run, whole
 
 # Fields of squeue and their columns. Only these two kinds of requests can hold qgpu; the others are
 # for GPUs.
@@ -43,9 +44,9 @@ class Bypassed:
     def sentence(self) -> str:
         """The sentence for its user and the administrators."""
         return (
-            f"qgpu: job {self.job_id} asks for {self.request}, but slurmctld took it without qgpu's"
-            " job_submit, so it has no card. Administrators: see that JobSubmitPlugins has lua and"
-            " that job_submit.lua calls qgpu. Then submit it again."
+            f"qgpu: job {self.job_id} asks for {printable(self.request)}, but slurmctld took it"
+            " without qgpu's job_submit, so it has no card. Administrators: see that"
+            " JobSubmitPlugins has lua and that job_submit.lua calls qgpu. Then submit it again."
         )
 
 
@@ -57,55 +58,22 @@ class Action:
     kind: Literal["hold", "cancel"]
 
 
-def list_command() -> list[str]:
-    """The call for all waiting or running jobs, in fixed columns,
-    without text that users choose.
-    """
-    columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
-    return ["squeue", "-h", "-O", columns, "-a"]  # -a: hidden partitions too, also for SlurmUser
-
-
-def _fields(line: str) -> list[str]:
-    values, at = [], 0
-    for width in _COLUMNS.values():
-        values.append(line[at : at + width].strip())
-        at += width
-    return values
-
-
 def _names(request: str) -> list[str]:
     return [match[1] for entry in request.split(",") if (match := _NAME.match(entry))]
 
 
 def _job(number: str, state: str, reason: str, requests: list[str]) -> Bypassed | None:
+    job_id = whole(number)
+    if job_id is None or not state:
+        raise SlurmError(f"squeue says '{printable(number, 40)}' where a job number should be")
     given = [value for value in requests if value not in ("N/A", "(null)", "")]
     names = [name for value in given for name in _names(value)]
     if "qgpu" not in names or "shard" in names or state not in _WAITS | _RUNS:
         return None
-    if any(len(value) == _COLUMNS["tres-per-node"] for value in given):
+    if any(len(value.encode()) >= _COLUMNS["tres-per-node"] for value in given):
         return None  # truncated: shards may follow
     held = state in _WAITS and (reason in _HELD or state == "REQUEUE_HOLD")
-    return Bypassed(int(number), state in _RUNS, held, ",".join(given))
-
-
-def parse(text: str, partitions: Collection[str] = ()) -> list[Bypassed]:
-    """Jobs in the output of `list_command` that bypassed job_submit, in these partitions (empty:
-    all).
-
-    Raises SacctError for other text.
-    """
-    found = []
-    for line in text.splitlines():
-        number, state, reason, partition, *requests = _fields(line)
-        if not number.isdigit() or not state:
-            raise SacctError(
-                "squeue did not answer with the fields it was asked for, but with"
-                f" '{line.strip()[:80]}'"
-            )
-        job = _job(number, state, reason, requests)
-        if job is not None and (not partitions or set(partitions) & set(partition.split(","))):
-            found.append(job)
-    return found
+    return Bypassed(job_id, state in _RUNS, held, ",".join(given))
 
 
 def actions(jobs: Iterable[Bypassed]) -> list[Action]:
@@ -125,17 +93,26 @@ def commands(action: Action) -> list[list[str]]:
 def act(action: Action, runner: Runner = run) -> None:
     """Act. If the sentence cannot be delivered, the job is held or ended nevertheless.
 
-    Raises SacctError if slurmctld refuses.
+    Raises SlurmError if slurmctld refuses.
     """
     *sentences, last = commands(action)
     for words in sentences:
         try:
             runner(words)
-        except SacctError:
+        except SlurmError:
             continue
     runner(last)
 
 
 def bypassed(partitions: Collection[str] = (), runner: Runner = run) -> list[Bypassed]:
-    """Jobs that bypassed job_submit. Raises SacctError."""
-    return parse(runner(list_command()), partitions)
+    """Jobs that bypassed job_submit, in these partitions (empty: all). Raises SlurmError."""
+    columns = Columns.of(*(f"{name}:{width}" for name, width in _COLUMNS.items()))
+    # -a: hidden partitions too, also for SlurmUser
+    text = runner(["squeue", "-h", "-O", columns.long, "-a"])
+    found = []
+    for record in columns.read(text, "squeue"):
+        number, state, reason, partition, *requests = (value.strip() for value in record)
+        job = _job(number, state, reason, requests)
+        if job is not None and (not partitions or set(partitions) & set(partition.split(","))):
+            found.append(job)
+    return found

@@ -27,7 +27,6 @@ from enforcer.reporting.state import Card, Seen, Watcher
 from gres.config.schema import JobClass
 from gres.grant.store import Grant, GrantCard
 from simulator.judge import evaluate as ev
-from slurm_plugin.accounting import sacct
 
 SECOND = 10**9
 START = int(time.time()) - 86400
@@ -160,18 +159,23 @@ def _sacct(directory: Path, jobs: int) -> Path:
     """A sacct that answers with a number of jobs at once."""
     place = directory / f"bin{jobs}"
     place.mkdir(exist_ok=True)
-    out = io.StringIO()
-    out.write("|".join(sacct.ASKED) + "\n")
+    out, names = io.StringIO(), io.StringIO()
     tres = "cpu=1,gres/qgpu:offline=30,gres/qgpu=30,gres/qgpu_mem=4G"
     for job in range(7, 7 + jobs) if jobs == 1 else range(1, jobs + 1):
         user = f"user{job % 50}"
         out.write(
             f"{job}|{job}|{user}|COMPLETED|00:01:"
-            f"00|n1|offline|gpu|{tres}|acct|{START}|{START + 60}|train\n"
+            f"00|n1|offline|gpu|{tres}|acct|{START}|{START + 60}|\n"
         )
+        names.write(f"{job}|train|\n")
     (place / "answer").write_text(out.getvalue())
+    (place / "names").write_text(names.getvalue())
     script = place / "sacct"
-    script.write_text(f"#!/bin/sh\nexec cat {place}/answer\n")
+    script.write_text(
+        "#!/bin/sh\nfile=answer\n"
+        "for word; do case $word in --delimiter=*) end=${word#*=};; *JobName*) file=names; esac; "
+        f'done\nexec sed "s/|/$end/g" {place}/$file\n'
+    )
     script.chmod(0o755)
     return place
 

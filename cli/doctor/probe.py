@@ -21,6 +21,7 @@ from cli.doctor.probe_task import POINTS
 from cli.doctor.result import Check, Status
 from gres.config.site import Config
 from gres.paths import PATHS
+from slurm_plugin.records import Columns, SlurmError
 
 NAME = "qgpu-doctor"
 LEAST_MIB = 600  # one context of a real card takes most of it
@@ -144,7 +145,7 @@ class Probe:
         self.job = process.stdout.readline().strip().partition(";")[0]
         if self.job.isdigit():
             return process
-        self.errors = process.stderr.read().strip().splitlines()
+        self.errors = [line for line in process.stderr.read().split("\n") if line.strip()]
         self._end(process)
         return None
 
@@ -164,8 +165,7 @@ class Probe:
         return (ours or self.errors or ["sbatch said nothing"])[-1]
 
     def _late(self) -> Check:
-        said = self.host.said("squeue", "-h", "-j", self.job, "-o", "%T|%r").last
-        state, _, reason = said.partition("|")
+        state, reason, _ = self._ended("")
         why = f" ({reason})" if reason else ""
         text = f"job {self.job} is {state or 'not done'} after {self.wanted.timeout:.0f} s{why}"
         todo = REASONS.get(reason, "sinfo and scontrol show job say more; --timeout waits longer")
@@ -214,15 +214,18 @@ class Probe:
             )
             yield Check(name, "fail" if failed else "ok", text, TODO[name] if failed else "")
 
-    def _ended(self) -> tuple[str, str, str]:
+    def _ended(self, unknown: str = "forgotten") -> tuple[str, str, str]:
         """State, reason and node of the job, as slurmctld has them."""
-        said = self.host.ask("scontrol", "-o", "show", "job", self.job).out
-        row = dict(word.split("=", 1) for word in said.split() if "=" in word)
-        return row.get("JobState", "forgotten"), row.get("Reason", ""), row.get("NodeList", "")
+        columns = Columns.of("%T", "%r", "%N")
+        said = self.host.ask("squeue", "-h", "-t", "all", "-j", self.job, "-o", columns.short)
+        with contextlib.suppress(SlurmError):
+            for state, reason, node in columns.read(said.out, "squeue"):
+                return state, reason, node
+        return unknown, "", ""
 
     def _not_run(self, state: str, reason: str, node: str) -> Check:
         """A job whose program printed nothing: the reason by its output, or by its node's state."""
-        lines = [line for line in self.output.strip().splitlines() if line.strip()]
+        lines = [line for line in self.output.split("\n") if line.strip()]
         ours = [line for line in lines if "qgpu: " in line]
         drained = self.host.ask("sinfo", "-h", "-N", "-n", node, "-o", "%E").last if node else ""
         drained = f"; {node} is drained: {drained}" if drained not in ("", "none") else ""
@@ -269,7 +272,7 @@ def script(config_path: str, digest: str) -> str:
 
 def parse(output: str) -> dict[str, Any] | None:
     """The last line of JSON that is the program's; None if there is none."""
-    for line in reversed(output.splitlines()):
+    for line in reversed(output.split("\n")):
         try:
             told = json.loads(line)
             points = told["points"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from cli.jobs import extensions
-from cli.output import fail
+from cli.output import fail, say
 from cli.report import ledgers
 from cli.report.ledgers import Question
 from cli.report.text import duration
@@ -20,7 +20,7 @@ from gres.grant.extension import Action, Given, RunningJob, decide
 from gres.paths import PATHS
 from gres.units import UnitError, parse_duration
 from slurm_plugin import control
-from slurm_plugin.accounting.sacct import Runner, SacctError, run
+from slurm_plugin.records import Runner, SlurmError, run
 
 EARLIER_S = 30  # seconds by which a node's clock may date the job's start earlier
 
@@ -40,7 +40,7 @@ def suspended(jobs: Sequence[RunningJob], rows: Sequence[ledgers.Row]) -> dict[i
 
 
 def commit(action: Action, runner: Runner) -> str:
-    """Ask slurmctld; what was done, as a sentence. Raises SacctError."""
+    """Ask slurmctld; what was done, as a sentence. Raises SlurmError."""
     if action.kind == "extend":
         runner(control.extend_command(action.job_id, action.limit_s))
         return f"job {action.job_id}: its time limit is now {duration(action.limit_s)}"
@@ -69,7 +69,7 @@ def one_pass(
             if action is not None:
                 done.append(f"job {job.job_id}: {action.kind}" if dry else commit(action, runner))
             known[job.job_id] = given
-        except SacctError as error:
+        except SlurmError as error:
             problems.append(f"job {job.job_id}: {error}")
     return known, done, problems
 
@@ -107,8 +107,8 @@ def extend(config: str, ahead: str, dry_run: bool) -> None:
         if not dry_run:
             mode = 0o600 if loaded.reports.private_data else 0o644
             extensions.save(path, known, loaded.ledger.retention.seconds, mode)
-    except (ConfigError, SacctError, UnitError, ValueError, OSError) as error:
+    except (ConfigError, SlurmError, UnitError, ValueError, OSError) as error:
         fail("extend", str(error))
     for problem in problems:
-        click.echo(f"qgpu extend: {problem}", err=True)
+        say("extend", problem)
     sys.exit(1 if problems else 0)

@@ -6,12 +6,12 @@ import sys
 
 import click
 
-from cli.output import fail
+from cli.output import fail, say
 from gres.config.site import ConfigError, load_config
 from gres.paths import PATHS
 from gres.request.tables import tables_of
 from slurm_plugin import guard as guarding
-from slurm_plugin.accounting.sacct import SacctError, run
+from slurm_plugin.records import SlurmError, run
 
 
 @click.command()
@@ -33,7 +33,7 @@ def guard(config: str, dry_run: bool) -> None:
     """
     try:
         found = guarding.bypassed(tables_of(load_config(config, trusted=True)).partitions, run)
-    except (ConfigError, SacctError, ValueError, OSError) as error:
+    except (ConfigError, SlurmError, ValueError, OSError) as error:
         fail("guard", str(error))
     for action in guarding.actions(found):
         try:
@@ -42,6 +42,6 @@ def guard(config: str, dry_run: bool) -> None:
             click.echo(
                 f"{'would ' if dry_run else ''}{action.kind}: {action.job.sentence}", err=True
             )
-        except SacctError as error:
-            click.echo(f"qgpu guard: job {action.job.job_id}: {error}", err=True)
+        except SlurmError as error:
+            say("guard", f"job {action.job.job_id}: {error}")
     sys.exit(1 if found else 0)

@@ -11,7 +11,7 @@ from rich.live import Live
 
 from cli.live import states as live
 from cli.live import view as top_view
-from cli.output import fail, form_of, show
+from cli.output import fail, form_of, say, show
 from cli.report.command import DEFAULT_CONFIG
 from enforcer.reporting.state import NodeState
 from gres.config.site import Config, ConfigError, load_config
@@ -74,5 +74,5 @@ def top(
     show(top_view.as_json(states, notes), lines, form, top_view.LEFT)
     if form != "json":
         for note in notes:
-            click.echo(f"qgpu top: {note}", err=True)
+            say("top", note)
     sys.exit(0 if states else 1)

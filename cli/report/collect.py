@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import fail
+from cli.output import fail, say
 from cli.report.command import DEFAULT_CONFIG
 from enforcer.ledger.merge import (
     MAX_LINE,
@@ -39,7 +39,7 @@ from enforcer.ledger.schema import FILE_NAME, LedgerError
 from enforcer.ledger.store import Ledger
 from gres.config.site import Config, ConfigError, digest_of, load_config
 from slurm_plugin.accounting import summary
-from slurm_plugin.accounting.sacct import SacctError
+from slurm_plugin.records import SlurmError
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 REMOTE = "qgpu collect --send"
@@ -260,10 +260,10 @@ def collect(
         problems = run(
             loaded, Path(target), sources(loaded, directory, ssh, remote), pause, timeout
         )
-    except (ConfigError, LedgerError, SacctError, OSError) as error:
+    except (ConfigError, LedgerError, SlurmError, OSError) as error:
         fail("collect", str(error))
     for problem in problems:
-        click.echo(f"qgpu collect: {problem}", err=True)
+        say("collect", problem)
     sys.exit(1 if problems else 0)
 
 

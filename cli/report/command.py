@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from cli.jobs import extensions
-from cli.output import fail, form_of, show, user_name
+from cli.output import fail, form_of, say, show, user_name
 from cli.report import groups as report_groups
 from cli.report import ledgers
 from cli.report.ledgers import Found, Place, Question
@@ -26,6 +26,7 @@ from gres.paths import PATHS
 from gres.units import UnitError, parse_duration
 from slurm_plugin.accounting import sacct
 from slurm_plugin.accounting import source as accounting
+from slurm_plugin.records import SlurmError
 
 DEFAULT_CONFIG = PATHS.config_file
 DEFAULT_SINCE = "1d"
@@ -166,7 +167,7 @@ def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None)
     show_jobs(reports, notes, asked.form)
     unknown = unknown_ids(asked.job_ids, known)
     for text in unknown:
-        click.echo(f"qgpu report: job {text} is not known to sacct", err=True)
+        say("report", f"job {text} is not known to sacct")
     return 1 if unknown or found.problems else 0
 
 
@@ -183,7 +184,7 @@ def show_jobs(reports: Sequence[JobReport], notes: Sequence[str], form: str) -> 
             click.echo(f"* {line}")
     if form != "json":
         for note in notes:
-            click.echo(f"qgpu report: {note}", err=True)
+            say("report", note)
 
 
 def report_window(asked: Asked, where: Sequence[Place]) -> int:
@@ -217,7 +218,7 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
     show(body, table, asked.form, left=1)
     if asked.form != "json":
         for note in found.problems:
-            click.echo(f"qgpu report: {note}", err=True)
+            say("report", note)
     return 1 if found.problems else 0
 
 
@@ -269,6 +270,6 @@ def report(
         where = ledgers.places(loaded) if loaded else [Place(path) for path in ledger_files]
         given = extensions.place(loaded) if loaded else None
         status = report_jobs(asked, where, given) if job_ids else report_window(asked, where)
-    except (ConfigError, sacct.SacctError, OSError) as error:
+    except (ConfigError, SlurmError, OSError) as error:
         fail("report", str(error))
     sys.exit(status)

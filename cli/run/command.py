@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from cli.daemon import config_option, find_daemon, node_option
+from cli.output import say
 from enforcer.daemon.requests.protocol import AskError, ask
 from enforcer.wire.abi import ENV_GRANT, ENV_GRANT_FD
 from gres.units import MAX_BYTES, MIB, TooLargeError, UnitError, format_mib, parse_size
@@ -49,7 +50,7 @@ def environment(answer: dict[str, Any], fd: int, old: dict[str, str]) -> dict[st
 
 def fail(text: str, status: int = NOT_STARTED) -> NoReturn:
     """Print why the command was not started, and end."""
-    click.echo(f"qgpu run: {text}", err=True)
+    say("run", text)
     sys.exit(status)
 
 

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gres.config.hostlist import HostlistError, expand
-from slurm_plugin.accounting.sacct import SacctError, SacctJob, Window
+from slurm_plugin.accounting.sacct import SacctJob, Window
+from slurm_plugin.records import SlurmError
 
 PLAIN = ("cpu", "mem", "node", "billing")
 
@@ -49,7 +50,7 @@ class Pyslurm:
         try:
             found = self._db.Jobs.load(self._db.JobFilter(**conditions))
         except self._errors as error:
-            raise SacctError(f"slurmdbd did not answer through pyslurm: {error}") from None
+            raise SlurmError(f"slurmdbd did not answer through pyslurm: {error}") from None
         return [
             job_of(raw)
             for raw in sorted(found.values(), key=lambda raw: (raw.submit_time or 0, raw.id))

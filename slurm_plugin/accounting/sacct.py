@@ -1,25 +1,26 @@
-"""Reads Slurm's accounting: `sacct -P` and a pure parser of its text.
+"""Reads Slurm's accounting by `sacct`.
 
-The fields are the same in 22.05, 24.11 and 26.05. The name comes last, as only it may hold the
-separator.
+The fields are the same in 22.05, 24.11 and 26.05. The fields that are counted hold no text of a
+user; names come by a call of their own, for jobs that are asked for by number.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from gres.config.hostlist import HostlistError, expand
+from gres.printable import printable
+from slurm_plugin import records
+from slurm_plugin.records import Columns, Runner, SlurmError, unique, whole
 
 FIELDS = (
-    "JobID",
     "JobIDRaw",
+    "JobID",
     "User",
     "State",
     "Elapsed",
@@ -27,21 +28,18 @@ FIELDS = (
     "QOS",
     "Partition",
     "AllocTRES",
-    "JobName",
+    "Account",
+    "Start",
+    "End",
 )
-# further fields, which a recording may lack
-MORE = ("Account", "Start", "End")
-ASKED = (*FIELDS[:-1], *MORE, FIELDS[-1])
-TIMEOUT_S = 60  # seconds for one call: a large window takes slurmdbd a while
-Runner = Callable[[Sequence[str]], str]
-
-
-class SacctError(RuntimeError):
-    """sacct could not be run or understood; the text is a sentence."""
+NAMES = ("JobIDRaw", "JobName")
 
 
 class SacctJob(NamedTuple):
-    """One job (or array task) of the accounting. `elapsed_s` is None until Slurm has it."""
+    """One job (or array task) of the accounting.
+
+    `elapsed_s` is None until Slurm has it. `name` is the user's, empty where it is not known.
+    """
 
     job_id: str
     raw_id: int
@@ -52,10 +50,10 @@ class SacctJob(NamedTuple):
     qos: str
     partition: str
     tres: Mapping[str, str]
-    name: str
     account: str = ""
     start: int | None = None
     end: int | None = None
+    name: str = ""
 
 
 def is_job_id(text: str) -> bool:
@@ -65,9 +63,9 @@ def is_job_id(text: str) -> bool:
     return re.fullmatch(r"[0-9]{1,10}(?:[_+][0-9]{1,7})?", text) is not None
 
 
-def command(job_ids: Sequence[str], sacct: str = "sacct") -> list[str]:
-    """The sacct call for these jobs: one line per allocation, no steps."""
-    return [sacct, "-P", "-X", "-j", ",".join(job_ids), f"--format={','.join(ASKED)}"]
+def _by_number(columns: Columns, job_ids: Sequence[str]) -> list[str]:
+    """The sacct call for these jobs: one record per allocation, no steps."""
+    return ["sacct", "-X", *columns.sacct, "-j", ",".join(job_ids)]
 
 
 class Window(NamedTuple):
@@ -82,12 +80,13 @@ class Window(NamedTuple):
     qos: tuple[str, ...] = ()
 
 
-def window_command(window: Window, sacct: str = "sacct") -> list[str]:
+def _in_window(columns: Columns, window: Window) -> list[str]:
     """The sacct call for a window; -T makes Slurm cut times at its edges, as sreport does."""
-    words = [sacct, "-P", "-X", "-a", "-T", "-S", _local(window.since), "-E", _local(window.until)]
+    times = ["-S", _local(window.since), "-E", _local(window.until)]
+    words = ["sacct", "-X", *columns.sacct, "-a", "-T", *times]
     for flag, values in (("-u", window.users), ("-A", window.accounts), ("-q", window.qos)):
         words += [flag, ",".join(values)] if values else []
-    return [*words, f"--format={','.join(ASKED)}"]
+    return words
 
 
 def _local(seconds: int) -> str:
@@ -95,66 +94,38 @@ def _local(seconds: int) -> str:
 
 
 def jobs_between(window: Window, runner: Runner | None = None) -> list[SacctJob]:
-    """The jobs of a window, in sacct's order. Raises SacctError."""
-    return parse((runner or run)(window_command(window)))
+    """The jobs of a window without names, in sacct's order. Raises SlurmError."""
+    columns = Columns.of(*FIELDS)
+    return _read(columns, (runner or records.run)(_in_window(columns, window)))
 
 
-def run(arguments: Sequence[str]) -> str:
-    """Run sacct. Raises SacctError with sacct's message."""
-    try:
-        done = subprocess.run(
-            arguments,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
-        )
-    except FileNotFoundError:
-        raise SacctError(
-            f"{arguments[0]} was not found: is Slurm's client package installed here?"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise SacctError(
-            f"{arguments[0]} did not answer within {TIMEOUT_S} s: is slurmdbd running?"
-        ) from None
-    if done.returncode != 0:
-        words = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise SacctError(f"{arguments[0]} failed: {words}")
-    return done.stdout
+def jobs(job_ids: Sequence[str], runner: Runner | None = None) -> list[SacctJob]:
+    """The jobs of these that sacct has, in its order. Raises SlurmError."""
+    if not job_ids:
+        return []
+    runner = runner or records.run
+    columns = Columns.of(*FIELDS)
+    found = _read(columns, runner(_by_number(columns, job_ids)))
+    columns = Columns.of(*NAMES)
+    answer = runner(_by_number(columns, job_ids)) if found else ""
+    named = unique(columns.read(answer, "sacct"))
+    return [
+        job._replace(name=named[job.raw_id][1]) if job.raw_id in named else job for job in found
+    ]
 
 
-def jobs(job_ids: Sequence[str], runner: Runner = run) -> list[SacctJob]:
-    """The jobs of these that sacct has, in its order. Raises SacctError."""
-    return parse(runner(command(job_ids))) if job_ids else []
+def _read(columns: Columns, text: str) -> list[SacctJob]:
+    return [_job(record) for record in columns.read(text, "sacct")]
 
 
-def parse(text: str) -> list[SacctJob]:
-    """Parse the output of `command`. Raises SacctError for other text."""
-    lines = text.splitlines()
-    header = lines[0].split("|") if lines else []
-    if header not in (list(ASKED), list(FIELDS)):
-        found = lines[0][:80] if lines else "nothing"
-        raise SacctError(
-            f"sacct did not answer with the fields it was asked for, but with '{found}'"
-        )
-    return [_job(line, len(header)) for line in lines[1:] if line]
-
-
-def _job(line: str, count: int) -> SacctJob:
-    values = line.split("|", count - 1)
-    if len(values) != count:
-        raise SacctError(f"sacct's line '{line[:80]}' has {len(values)} fields instead of {count}")
-    if len(values) == len(FIELDS):
-        values[-1:] = ["", "", "", values[-1]]  # a recording without MORE
-    job_id, raw, user, state, elapsed, nodes, qos, partition, tres, account, start, end, name = (
-        values
-    )
-    if not raw.isdigit():
-        raise SacctError(f"sacct's line '{line[:80]}' has no job number")
+def _job(record: Sequence[str]) -> SacctJob:
+    raw, job_id, user, state, elapsed, nodes, qos, partition, tres, account, start, end = record
+    number = whole(raw)
+    if number is None:
+        raise SlurmError(f"sacct says '{printable(raw, 40)}' where a job number should be")
     return SacctJob(
         job_id,
-        int(raw),
+        number,
         user,
         state,
         parse_elapsed(elapsed),
@@ -162,16 +133,10 @@ def _job(line: str, count: int) -> SacctJob:
         qos,
         partition,
         parse_tres(tres),
-        name,
         account,
-        _seconds(start),
-        _seconds(end),
+        whole(start),
+        whole(end),
     )
-
-
-def _seconds(text: str) -> int | None:
-    """Seconds of CLOCK_REALTIME; sacct writes Unknown or None for what has not happened."""
-    return int(text) if text.isdigit() else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,15 +14,17 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
+from slurm_plugin import records
 from slurm_plugin.accounting import pyslurm as pyslurm_adapter
 from slurm_plugin.accounting import sacct
 from slurm_plugin.accounting.sacct import SacctJob, Window
+from slurm_plugin.records import SlurmError
 
 OFF = "QGPU_NO_PYSLURM"  # any value selects the command
 
 
 class Accounting(Protocol):
-    """Jobs in Slurm's accounting. Each call raises SacctError with a sentence."""
+    """Jobs in Slurm's accounting. Each call raises SlurmError with a sentence."""
 
     def jobs(self, job_ids: Sequence[str]) -> list[SacctJob]:
         """These jobs; an array's number stands for all its tasks."""
@@ -60,8 +62,8 @@ def _installed() -> str | None:
 
 def _slurm() -> str:
     try:
-        return sacct.run(["sacct", "--version"])
-    except sacct.SacctError:
+        return records.run(["sacct", "--version"])
+    except SlurmError:
         return ""
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_plugin.accounting.sacct import Runner, SacctError, run
+from slurm_plugin.records import Columns, Runner, SlurmError, run, unique, whole
 
 PREFIX = "QG1:"
 MAX_TEXT = 255  # characters of our text, so that a row of accounting stays small
@@ -47,14 +47,6 @@ def decide(current: str, wanted: str) -> str | None:
     return wanted
 
 
-def read_command(field: str, job_ids: Sequence[int]) -> list[str]:
-    """The sacct call for the field's present text; the field comes last,
-    since users may write it.
-    """
-    ids = ",".join(str(job) for job in job_ids)
-    return ["sacct", "-P", "-X", "-n", "-j", ids, f"--format=JobIDRaw,End,{FIELDS[field][0]}"]
-
-
 def write_command(field: str, job_id: int, text: str) -> list[str]:
     """The sacctmgr call that writes the field."""
     return [
@@ -70,14 +62,14 @@ def write_command(field: str, job_id: int, text: str) -> list[str]:
 
 
 def current(field: str, job_ids: Sequence[int], runner: Runner = run) -> dict[int, str]:
-    """The field of each ended job; running jobs and those unknown to sacct are left out."""
-    found: dict[int, str] = {}
-    for line in runner(read_command(field, job_ids)).splitlines():
-        number, _, rest = line.partition("|")
-        end, _, text = rest.partition("|")
-        if number.isdigit() and end.isdigit():
-            found[int(number)] = text
-    return found
+    """The field of each ended job.
+
+    Left out are running jobs, those unknown to sacct, and those that it names twice.
+    """
+    columns = Columns.of("JobIDRaw", "End", FIELDS[field][0])
+    ids = ",".join(map(str, job_ids))
+    found = unique(columns.read(runner(["sacct", "-X", *columns.sacct, "-j", ids]), "sacct"))
+    return {job: text for job, (_, end, text) in found.items() if whole(end) is not None}
 
 
 def write(
@@ -85,7 +77,7 @@ def write(
 ) -> tuple[list[int], list[int]]:
     """Write at most `limit` jobs; the jobs written, and the jobs whose field holds other text.
 
-    Raises SacctError if Slurm refuses.
+    Raises SlurmError if Slurm refuses.
     """
     written: list[int] = []
     foreign: list[int] = []
@@ -105,4 +97,4 @@ def write(
     return written, foreign
 
 
-__all__ = ["FIELDS", "SacctError", "Totals", "current", "decide", "text_of", "write"]
+__all__ = ["FIELDS", "SlurmError", "Totals", "current", "decide", "text_of", "write"]

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
 from click.testing import CliRunner
+from records_support import Row
+from records_support import sacct as fake_sacct
 
 from cli.report.command import report
 from enforcer.ledger.store import Ledger, Sample
 from gres.grant.store import Grant, GrantCard
-from slurm_plugin.accounting import sacct
+from slurm_plugin import records
 
 SECOND = 10**9
 GIB = 1 << 30
@@ -79,7 +80,7 @@ def make(dice: random.Random, number: int) -> Made:
     )
 
 
-def line(job: Made) -> str:
+def row(job: Made) -> Row:
     if job.cards:
         tres = f"billing=9,cpu=1,gres/gpu={job.cards},mem=1G"
     else:
@@ -90,23 +91,21 @@ def line(job: Made) -> str:
     hours, rest = divmod(job.elapsed, 3600)
     clock = f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
     end = "Unknown" if job.state == "RUNNING" else str(job.begin + job.elapsed)
-    return "|".join(
-        [
-            str(job.number),
-            str(job.number),
-            job.user,
-            job.state,
-            clock,
-            job.node,
-            job.qos,
-            "gpu",
-            tres,
-            job.account,
-            str(job.begin),
-            end,
-            "a|b",
-        ]
-    )
+    return {
+        "JobIDRaw": str(job.number),
+        "JobID": str(job.number),
+        "User": job.user,
+        "State": job.state,
+        "Elapsed": clock,
+        "NodeList": job.node,
+        "QOS": job.qos,
+        "Partition": "gpu",
+        "AllocTRES": tres,
+        "Account": job.account,
+        "Start": str(job.begin),
+        "End": end,
+        "JobName": "a|b\nc",
+    }
 
 
 def fill(ledger: Ledger, job: Made) -> None:
@@ -152,13 +151,7 @@ def ask(
     world: tuple[list[Made], list[str]], monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> dict[str, object]:
     made, options = world
-    text = "\n".join(["|".join(sacct.ASKED), *(line(job) for job in made)])
-
-    def fake(command: Sequence[str]) -> str:
-        return text
-
-    monkeypatch.setattr(sacct, "run", fake)
-    monkeypatch.setattr(sacct.jobs, "__defaults__", (fake,))
+    monkeypatch.setattr(records, "run", fake_sacct([row(job) for job in made]))
     done = CliRunner().invoke(report, [*words, *options, "--json"])
     assert done.exit_code == 0, done.output
     body: dict[str, object] = json.loads(done.stdout)

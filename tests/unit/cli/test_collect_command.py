@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from examples_support import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from records_support import answer
 
 from cli.report.collect import collect, totals_since
 from enforcer.ledger.merge import Record, merge, records
@@ -327,10 +328,18 @@ def slurm(fields: dict[int, str], log: list[list[str]]) -> summary.Runner:
         log.append(list(command))
         if command[0] == "sacct":
             asked = {int(job) for job in command[command.index("-j") + 1].split(",")}
-            return "".join(
-                f"{job}|{'Unknown' if job == 9 else 5}|{text}\n"
-                for job, text in fields.items()
-                if job in asked
+            return answer(
+                command,
+                [
+                    {
+                        "JobIDRaw": str(job),
+                        "End": "Unknown" if job == 9 else "5",
+                        "AdminComment": text,
+                        "Extra": text,
+                    }
+                    for job, text in fields.items()
+                    if job in asked
+                ],
             )
         job = int(next(word for word in command if word.startswith("jobid=")).partition("=")[2])
         fields[job] = command[-1].partition("=")[2]

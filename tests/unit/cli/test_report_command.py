@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from records_support import answer, columns, recorded
+from records_support import sacct as fake_sacct
 
 from cli.report.command import report
 from cli.report.text import COLUMNS, duration
 from enforcer.ledger.store import Ledger, Sample
 from gres.grant.store import Grant, GrantCard
+from slurm_plugin import records
 from slurm_plugin.accounting import sacct
+from slurm_plugin.records import SlurmError
 
 GIB = 1 << 30
 SECOND = 10**9
-HEADER = "|".join(sacct.FIELDS)
+HEADER = "JobID|JobIDRaw|User|State|Elapsed|NodeList|QOS|Partition|AllocTRES|JobName"
 # sacct -P -X: a finished online job, a running array task, a job without qgpu with | in its name.
 ONLINE = (
     "billing=1,cpu=1,gres/qgpu:online=30,gres/qgpu=30,gres/qgpu_mem=12G,gres/shard=30,mem=1G,node=1"
@@ -59,15 +63,13 @@ def call(monkeypatch, path):
     asked: list[Sequence[str]] = []
 
     def run(*arguments: str, text: str = TEXT) -> Result:
+        answer = fake_sacct(recorded(text))
+
         def fake(command: Sequence[str]) -> str:
             asked.append(command)
-            wanted = command[command.index("-j") + 1].split(",")
-            lines = text.splitlines()
-            return "\n".join(
-                [lines[0], *(x for x in lines[1:] if set(x.split("|")[:2]) & set(wanted))]
-            )
+            return answer(command)
 
-        monkeypatch.setattr(sacct.jobs, "__defaults__", (fake,))
+        monkeypatch.setattr(records, "run", fake)
         return CliRunner().invoke(report, [*arguments, "--ledger", str(path)])
 
     run.asked = asked  # type: ignore[attr-defined]
@@ -146,7 +148,7 @@ def test_job_without_ledger_shows_what_slurm_booked(ledger, call):
 def test_array_task_is_accepted_and_asked_for_as_written(ledger, call):
     result = call("13_2", "--parsable")
     assert result.exit_code == 0 and fields(result)["JOBID"] == "13_2"
-    assert call.asked[0][3:5] == ["-j", "13_2"]
+    assert call.asked[0][-2:] == ["-j", "13_2"]
 
 
 def test_unknown_job_is_said_and_the_others_are_shown(ledger, call):
@@ -257,7 +259,7 @@ def test_ledgers_of_all_configured_nodes_are_read(tmp_path, monkeypatch):
         "models: {h: {memory: 80GiB}}\n"
         'nodes: [{names: "n[1-2]", model: h, count: 1, files: /dev/nvidia0}]\n'
     )
-    monkeypatch.setattr(sacct.jobs, "__defaults__", (lambda _: TEXT,))
+    monkeypatch.setattr(records, "run", fake_sacct(recorded(TEXT)))
     result = CliRunner().invoke(report, ["12", "13_2", "--config", str(tmp_path / "qgpu.yaml")])
     assert result.exit_code == 0
     assert "n1:1" in result.stdout
@@ -270,25 +272,28 @@ def test_configuration_that_is_not_there_is_a_sentence(tmp_path):
     assert result.exit_code == 2 and "cannot be read" in result.stderr
 
 
-@pytest.mark.parametrize("text", ["", "sacct: error", "JobID|User\n1|x"])
+@pytest.mark.parametrize("text", ["sacct: error", "JobID|User\n1|x\n", "<x>", "\n"])
 def test_other_output_of_sacct_is_refused(text):
-    with pytest.raises(sacct.SacctError, match="did not answer with the fields"):
-        sacct.parse(text)
+    with pytest.raises(SlurmError, match="sacct did not answer with the fields"):
+        sacct.jobs(["12"], lambda _: text)
 
 
 def test_short_line_of_sacct_is_refused():
-    with pytest.raises(sacct.SacctError, match="3 fields instead of 10"):
-        sacct.parse(f"{HEADER}\n12|12|alice")
+    def short(command: Sequence[str]) -> str:
+        return "12{0}12{0}alice{0}\n".format(columns(command).end)
+
+    with pytest.raises(SlurmError, match="sacct did not answer with the fields"):
+        sacct.jobs(["12"], short)
 
 
 def test_sacct_that_is_missing_or_fails_is_a_sentence(tmp_path):
-    with pytest.raises(sacct.SacctError, match="was not found"):
-        sacct.run([str(tmp_path / "sacct")])
+    with pytest.raises(SlurmError, match="was not found"):
+        records.run([str(tmp_path / "sacct")])
     script = tmp_path / "bad"
     script.write_text("#!/bin/sh\necho 'sacct: error: slurmdbd is down' >&2\nexit 1\n")
     script.chmod(0o755)
-    with pytest.raises(sacct.SacctError, match="slurmdbd is down"):
-        sacct.run([str(script)])
+    with pytest.raises(SlurmError, match="slurmdbd is down"):
+        records.run([str(script)])
 
 
 @pytest.mark.parametrize(
@@ -311,7 +316,7 @@ def test_elapsed(text, seconds):
 def test_what_slurm_22_05_really_answers_is_understood():
     # recorded in a sandbox
     text = (Path(__file__).parents[2] / "cases/sacct-22.05.txt").read_text()
-    whole, offline, online, first, second = sacct.parse(text)
+    whole, offline, online, first, second = sacct.jobs(["1"], lambda c: answer(c, recorded(text)))
     assert (whole.tres["gres/gpu"], whole.elapsed_s, whole.nodes) == ("1", 2, ("hooktest-n1",))
     assert (offline.tres["gres/qgpu:offline"], offline.tres["gres/qgpu_mem"]) == (
         "50",
@@ -322,7 +327,8 @@ def test_what_slurm_22_05_really_answers_is_understood():
 
 
 def test_node_lists_are_expanded():
-    (job,) = sacct.parse(f"{HEADER}\n1|1|u|RUNNING|00:00:01|n[1-2],x7|q|p||name")
+    row = {"JobID": "1", "JobIDRaw": "1", "NodeList": "n[1-2],x7"}
+    (job,) = sacct.jobs(["1"], fake_sacct([row]))
     assert job.nodes == ("n1", "n2", "x7")
 
 

@@ -7,23 +7,26 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from records_support import recorded
+from records_support import sacct as fake_sacct
 
 from cli.report.command import report
 from enforcer.ledger.store import CardSample, Ledger, Sample
 from gres.grant.store import Grant, GrantCard
-from slurm_plugin.accounting import sacct
+from slurm_plugin import records
 
 GIB = 1 << 30
 SECOND = 10**9
 START = 1_700_000_100
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in range(2)]
-HEADER = "|".join(sacct.ASKED)
+HEADER = (
+    "JobID|JobIDRaw|User|State|Elapsed|NodeList|QOS|Partition|AllocTRES|Account|Start|End|JobName"
+)
 TRES = "gres/qgpu:{kind}=30,gres/qgpu=30,gres/qgpu_mem=12G"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -113,10 +116,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ]
     )
 
-    def fake(command: Sequence[str]) -> str:
-        return text
-
-    monkeypatch.setattr(sacct.jobs, "__defaults__", (fake,))
+    monkeypatch.setattr(records, "run", fake_sacct(recorded(text)))
     out = tmp_path / "page.html"
     done = CliRunner().invoke(
         report, ["1", "2", "3", "--html", str(out), "--ledger", str(tmp_path / "ledger.sqlite")]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from records_support import answer
 
 from cli.jobs import extensions
 from gres.config.schema import SuspendedSettings
 from gres.config.site import ConfigError, parse_config
 from gres.grant.extension import Action, Given, RunningJob, decide
 from gres.units import Duration
-from slurm_plugin.accounting.sacct import SacctError
-from slurm_plugin.control import parse_jobs, parse_limit, parse_partitions
+from slurm_plugin import control
+from slurm_plugin.control import parse_limit
+from slurm_plugin.records import SlurmError
 
 EXTEND = SuspendedSettings(extend_time=True)
 JOB = RunningJob(7, "offline", start=1000, limit_s=600, most_s=86400)
@@ -88,15 +91,24 @@ def test_texts_of_slurm() -> None:
         183845,
         None,
     ]
-    partitions = parse_partitions(
-        "PartitionName=gpu X=1 MaxTime=1-00:00:00\nPartitionName=free MaxTime=UNLIMITED\n\n"
-    )
-    assert partitions == {"gpu": 86400, "free": None}
-    text = "7|offline|10:00|1000|gpu\n8|online|UNLIMITED|N/A|gpu\n"
-    assert parse_jobs(text, partitions) == [JOB]
-    for bad in ("slurm_load_jobs error: x", "7|offline|10|1000|gpu"):
-        with pytest.raises(SacctError):
-            parse_jobs(bad, partitions)
+    rows = [
+        {"%A": "7", "%q": "offline", "%l": "10:00", "%S": "1000", "%P": "gpu"},
+        {"%A": "8", "%q": "offline", "%l": "UNLIMITED", "%S": "N/A", "%P": "gpu"},
+        {"%A": "9", "%q": "online", "%l": "10:00", "%S": "1000", "%P": "gpu"},
+    ]
+    assert control.running(["offline"], slurm(rows)) == [JOB]
+    assert control.partitions(slurm(rows)) == {"gpu": 86400, "free": None}
+    for bad in ({"%A": "x"}, {"%l": "10"}):
+        with pytest.raises(SlurmError):
+            control.running(["offline"], slurm([rows[0] | bad]))
+    with pytest.raises(SlurmError):
+        control.running(["offline"], lambda _: "slurm_load_jobs error: x")
+
+
+def slurm(rows: list[dict[str, str]]) -> Callable[[Sequence[str]], str]:
+    """A cluster with these jobs and two partitions."""
+    partitions = [{"%R": "gpu", "%l": "1-00:00:00"}, {"%R": "free", "%l": "infinite"}]
+    return lambda command: answer(command, partitions if command[0] == "sinfo" else rows)
 
 
 def test_the_file_keeps_what_is_young_and_is_not_guessed_at(tmp_path: Path) -> None:

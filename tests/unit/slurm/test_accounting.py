@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from records_support import recorded
+from records_support import sacct as fake_sacct
 
-from slurm_plugin.accounting import sacct
+from slurm_plugin import records
 from slurm_plugin.accounting import source as accounting
 from slurm_plugin.accounting.pyslurm import Pyslurm, fits, job_of
-from slurm_plugin.accounting.sacct import SacctError, SacctJob, Window
+from slurm_plugin.accounting.sacct import SacctJob, Window
 from slurm_plugin.accounting.source import Accounting, CommandLine, choose, major
+from slurm_plugin.records import SlurmError
 
 CASES = Path(__file__).parents[2] / "cases"
 TEXT = (CASES / "sacct-22.05.txt").read_text()
@@ -110,20 +113,7 @@ def module(**database: Any) -> Any:
 
 
 def command(monkeypatch: pytest.MonkeyPatch) -> Accounting:
-    def answer(words: Any) -> str:
-        lines = TEXT.splitlines()
-        if "-j" not in words:
-            return TEXT
-        asked = words[words.index("-j") + 1].split(",")
-        rows = [
-            line
-            for line in lines[1:]
-            if set(asked) & {*line.split("|")[:2], line.split("|")[0].split("_")[0]}
-        ]
-        return "\n".join([lines[0], *rows]) + "\n"
-
-    monkeypatch.setattr(sacct, "run", answer)
-    monkeypatch.setattr(sacct.jobs, "__defaults__", (answer,))
+    monkeypatch.setattr(records, "run", fake_sacct(recorded(TEXT)))
     return CommandLine()
 
 
@@ -134,7 +124,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def plain(job: SacctJob) -> tuple[Any, ...]:
     """What the recording of 2022 has as well."""
-    return (*job[:8], dict(job.tres), job.name)
+    return (*job[:8], dict(job.tres))
 
 
 WANTED = [
@@ -214,7 +204,7 @@ def test_a_window_asks_slurmdbd_for_what_sacct_would() -> None:
     "error", [PyslurmError("no connection"), ValueError("QoS 'x' does not exist")]
 )
 def test_its_errors_are_sentences(error: Exception) -> None:
-    with pytest.raises(SacctError, match="slurmdbd did not answer through pyslurm"):
+    with pytest.raises(SlurmError, match="slurmdbd did not answer through pyslurm"):
         Pyslurm(module(fails=error)).jobs(["3"])
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
+from records_support import answer
 
 from cli.jobs.guard import guard
 from slurm_plugin import guard as guarding
-from slurm_plugin.accounting.sacct import SacctError
+from slurm_plugin.records import SlurmError
 
-WIDTHS = (12, 16, 14, 60, 160, 160)
+NAMES = ("JobID", "State", "Reason", "Partition", "tres-per-node", "tres-per-task")
 
 
 def line(number="7", state="PENDING", reason="None", partition="gpu", node="N/A", task="N/A"):
-    values = (number, state, reason, partition, node, task)
-    return (
-        "".join(value[:width].ljust(width) for value, width in zip(values, WIDTHS, strict=True))
-        + "\n"
-    )
+    return dict(zip(NAMES, (number, state, reason, partition, node, task), strict=True))
+
+
+def parse(*rows, partitions=()):
+    return guarding.bypassed(partitions, lambda command: answer(command, rows))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def line(number="7", state="PENDING", reason="None", partition="gpu", node="N/A"
 )
 @pytest.mark.parametrize("field", ["node", "task"])
 def test_a_share_without_shards_did_not_pass_job_submit(request_, field):
-    (job,) = guarding.parse(line(**{field: request_}))
+    (job,) = parse(line(**{field: request_}))
     assert (job.job_id, job.running, job.held, job.request) == (7, False, False, request_)
     assert request_ in job.sentence and "JobSubmitPlugins" in job.sentence
 
@@ -55,7 +56,7 @@ def test_a_share_without_shards_did_not_pass_job_submit(request_, field):
     ],
 )
 def test_all_else_did_or_may_have(request_):
-    assert guarding.parse(line(node=request_)) == []
+    assert parse(line(node=request_)) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_all_else_did_or_may_have(request_):
     ],
 )
 def test_what_waits_is_held_and_what_runs_is_ended(state, reason, found):
-    jobs = guarding.parse(line(state=state, reason=reason, node="gres:qgpu:30"))
+    jobs = parse(line(state=state, reason=reason, node="gres:qgpu:30"))
     assert len(jobs) == 1 and [action.kind for action in guarding.actions(jobs)] == found
 
 
@@ -80,7 +81,7 @@ def test_what_waits_is_held_and_what_runs_is_ended(state, reason, found):
     "state", ["COMPLETING", "CANCELLED", "COMPLETED", "FAILED", "SOMETHING_NEW"]
 )
 def test_what_ends_is_left(state):
-    assert guarding.parse(line(state=state, node="gres:qgpu:30")) == []
+    assert parse(line(state=state, node="gres:qgpu:30")) == []
 
 
 @pytest.mark.parametrize(
@@ -88,15 +89,21 @@ def test_what_ends_is_left(state):
 )
 def test_only_managed_partitions(partition, found):
     assert (
-        len(guarding.parse(line(partition=partition, node="gres:qgpu:30"), ["gpu", "gpu2"]))
+        len(parse(line(partition=partition, node="gres:qgpu:30"), partitions=["gpu", "gpu2"]))
         == found
     )
 
 
-@pytest.mark.parametrize("text", ["slurm_load_jobs error\n", "x" + line(), "\n"])
+@pytest.mark.parametrize("text", ["slurm_load_jobs error\n", "\n"])
 def test_other_output_is_refused(text):
-    with pytest.raises(SacctError, match="squeue did not answer"):
-        guarding.parse(text)
+    with pytest.raises(SlurmError, match="squeue did not answer"):
+        guarding.bypassed((), lambda _: text)
+
+
+@pytest.mark.parametrize("row", [line(number="x7"), line(state="")])
+def test_a_record_without_a_job_is_refused(row):
+    with pytest.raises(SlurmError, match="where a job number should be"):
+        parse(row)
 
 
 def test_the_act_comes_although_the_sentence_fails():
@@ -105,10 +112,10 @@ def test_the_act_comes_although_the_sentence_fails():
     def runner(words):
         asked.append(list(words))
         if words[1] in ("update", "notify"):
-            raise SacctError("no")
+            raise SlurmError("no")
         return ""
 
-    (job,) = guarding.parse(line(state="RUNNING", node="gres:qgpu:30"))
+    (job,) = parse(line(state="RUNNING", node="gres:qgpu:30"))
     guarding.act(guarding.Action(job, "cancel"), runner)
     assert [words[:2] for words in asked] == [
         ["scontrol", "update"],
@@ -126,12 +133,12 @@ def run(tmp_path, monkeypatch):
         "nodes: [{names: n1, model: h200, count: 1, files: /dev/nvidia0}]\n"
     )
 
-    def call(text, *words):
+    def call(rows, *words):
         asked = []
 
         def runner(command):
             asked.append(command[:3])
-            return text if command[0] == "squeue" else ""
+            return answer(command, rows) if command[0] == "squeue" else ""
 
         monkeypatch.setattr("cli.jobs.guard.run", runner)
         return CliRunner().invoke(guard, ["--config", str(config), *words]), asked
@@ -140,12 +147,12 @@ def run(tmp_path, monkeypatch):
 
 
 def test_nothing_found_says_nothing(run):
-    result, asked = run(line(node="gres:gpu:1"))
+    result, asked = run([line(node="gres:gpu:1")])
     assert (result.exit_code, result.output, len(asked)) == (0, "", 1)
 
 
 def test_found_is_said_and_fails(run):
-    result, asked = run(line(node="gres:qgpu:30") + line("8", "RUNNING", node="gres:qgpu:10"))
+    result, asked = run([line(node="gres:qgpu:30"), line("8", "RUNNING", node="gres:qgpu:10")])
     assert (
         result.exit_code == 1
         and "hold: qgpu: job 7" in result.output
@@ -155,5 +162,5 @@ def test_found_is_said_and_fails(run):
 
 
 def test_dry_run_does_nothing(run):
-    result, asked = run(line(node="gres:qgpu:30"), "--dry-run")
+    result, asked = run([line(node="gres:qgpu:30")], "--dry-run")
     assert result.exit_code == 1 and "would hold" in result.output and len(asked) == 1
