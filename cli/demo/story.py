@@ -200,7 +200,7 @@ class Story:
         check(
             "the program gets CUDA_ERROR_OUT_OF_MEMORY", named, "it did" if named else told[-300:]
         )
-        lines = [text for text in greedy.err.read_text().splitlines() if text.startswith("qgpu: ")]
+        lines = [text for text in greedy.err.read_text().split("\n") if text.startswith("qgpu: ")]
         check("one clear line on its stderr", len(lines) == 1, lines[0] if lines else "none")
         now = time.monotonic_ns()
         node = self.cluster.sandbox.node(place.node)
@@ -268,7 +268,7 @@ class Story:
         for options, token in BAD_REQUESTS:
             said = self.cluster.refused("alice", "--qos=online", *options)
             sentence = next(
-                (text for text in said.splitlines() if "qgpu" in text and token in text), ""
+                (text for text in said.split("\n") if "qgpu" in text and token in text), ""
             )
             words = sentence.removeprefix("sbatch: error: ")
             self.promises.check(

@@ -129,7 +129,7 @@ def read_config(known: Known, node: str | None) -> Check:
         known.raw, known.digest = config, digest_of(known.path)
         known.config = load_config(known.path, known.node or None)
     except ConfigError as error:
-        text = str(error).splitlines()[0]
+        text = str(error).split("\n")[0]
         return Check(
             "config", "fail", text, "docs/specs/config.md has every key; --node names another node"
         )

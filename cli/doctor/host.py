@@ -34,8 +34,7 @@ class Said:
     @property
     def last(self) -> str:
         """Its last line: of the output if it succeeded, else of the errors."""
-        lines = (self.out if self.code == 0 else self.err or self.out).strip().splitlines()
-        return lines[-1] if lines else ""
+        return (self.out if self.code == 0 else self.err or self.out).strip().split("\n")[-1]
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class Known:
 def parse_config_text(text: str) -> dict[str, str]:
     """Keys and values of `scontrol show config`; "(null)" is empty."""
     found = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         match = re.match(r"([A-Za-z_]+(?:\[[0-9]+\])?)\s*= ?(.*)$", line)
         if match:
             found[match[1].lower()] = "" if match[2].strip() == "(null)" else match[2].strip()

@@ -53,7 +53,7 @@ class Job:
         try:
             return load_config(self.config_path)
         except ConfigError as error:
-            raise PointError(str(error).splitlines()[0]) from None
+            raise PointError(str(error).split("\n")[0]) from None
 
     @property
     def granted(self) -> GrantPage:

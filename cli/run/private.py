@@ -167,8 +167,8 @@ def _await(
     ready: Callable[[float], bool], process: subprocess.Popen[bytes], log: Path, what: str
 ) -> None:
     if not ready(READY_S) or process.poll() is not None:
-        said = log.read_text(errors="replace").strip().splitlines()
-        raise StartError(f"{what} did not start: {said[-1] if said else 'it said nothing'}")
+        last = log.read_text(errors="replace").strip().split("\n")[-1]
+        raise StartError(f"{what} did not start: {last or 'it said nothing'}")
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def _cgroup_complaint(cluster: Cluster) -> str | None:
     """The first error of a slurmd that is about cgroups."""
     for node in cluster.plan.nodes:
         log = cluster.layout.node(node).log("slurmd")
-        for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+        for line in log.read_text(errors="replace").split("\n") if log.exists() else []:
             if re.search(r"\b(fatal|error):.*cgroup", line):
                 return line.partition("] ")[2]
     return None

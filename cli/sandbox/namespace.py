@@ -42,12 +42,12 @@ def write_accounts(layout: Layout, first_uid: int) -> None:
     subprocess.run(["cp", "-a", "/etc", layout.machine_etc.parent], check=True)
     passwd = [
         line
-        for line in Path("/etc/passwd").read_text().splitlines()
+        for line in Path("/etc/passwd").read_text().split("\n")
         if line.split(":")[0] not in USERS
     ]
     group = [
         line
-        for line in Path("/etc/group").read_text().splitlines()
+        for line in Path("/etc/group").read_text().split("\n")
         if line.split(":")[0] not in USERS
     ]
     for offset, user in enumerate(USERS):

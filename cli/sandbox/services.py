@@ -241,7 +241,7 @@ def await_registration(cluster: Cluster, seconds: float = 30) -> None:
     wanted = {node for node in cluster.plan.nodes if cluster.daemons.running(f"{node}.slurmd")}
 
     def heard() -> bool:
-        lines = run(cluster, ["scontrol", "-o", "show", "node"]).stdout.splitlines()
+        lines = run(cluster, ["scontrol", "-o", "show", "node"]).stdout.split("\n")
         known = {line.split(" ")[0] for line in lines if "SlurmdStartTime=None" not in line}
         return {f"NodeName={node}" for node in wanted} <= known
 

@@ -49,6 +49,6 @@ def tail(path: Path, lines: int = 5) -> str:
         text = path.read_text(errors="replace")
     except OSError:
         return ""
-    every = text.splitlines()
+    every = text.rstrip("\n").split("\n") if text else []
     errors = [line for line in every[:-lines] if "ERROR" in line][-lines:]
     return "\n".join("  " + line for line in [*errors, *every[-lines:]])

@@ -51,7 +51,7 @@ class Capability(NamedTuple):
 def parse_minors(text: str) -> dict[int, Capability]:
     """Capabilities by minor number; other lines (config, monitor) are skipped."""
     found = {}
-    for match in filter(None, map(_LINE.fullmatch, map(str.strip, text.splitlines()))):
+    for match in filter(None, map(_LINE.fullmatch, map(str.strip, text.split("\n")))):
         gpu, gi, ci, minor = match.groups()
         found[int(minor)] = Capability(int(gpu), int(gi), None if ci is None else int(ci))
     return found

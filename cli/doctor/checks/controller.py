@@ -18,11 +18,19 @@ Row = dict[str, str]
 
 
 def rows(text: str) -> list[Row]:
-    """The records of `scontrol -o show`, one per line. Values with blanks keep their first word."""
-    found = [
-        dict(word.split("=", 1) for word in line.split() if "=" in word)
-        for line in text.splitlines()
-    ]
+    """The records of `scontrol -o show` of nodes and partitions, one per line.
+
+    Values with blanks keep their first word. Texts of operators (Comment, Extra, Reason) come last,
+    so the first of two equal keys is Slurm's.
+    """
+    found = []
+    for line in text.split("\n"):
+        row: Row = {}
+        for word in line.split(" "):
+            key, sign, value = word.partition("=")
+            if sign:
+                row.setdefault(key, value)
+        found.append(row)
     return [row for row in found if row]
 
 
@@ -33,7 +41,10 @@ def nodes(known: Known) -> Check:
             "nodes", "fail", "not compared, since slurmctld does not answer", "see slurmctld"
         )
     said = known.host.said("scontrol", "-o", "show", "node")
-    have = {row["NodeName"]: row for row in rows(said.out) if "NodeName" in row}
+    have: dict[str, Row] = {}
+    for row in rows(said.out):
+        have.setdefault(row.get("NodeName", ""), row)
+    have.pop("", None)
     for name in known.need.node_names():
         fault = _node_fault(known, name, have.get(name))
         if fault:

@@ -166,7 +166,7 @@ def accounted(known: Known) -> Check:
             "not compared, since slurmdbd does not answer",
             "systemctl start slurmdbd",
         )
-    stored = {"/".join(filter(None, line.split("|"))) for line in said.out.splitlines()}
+    stored = {"/".join(filter(None, line.split("|"))) for line in said.out.split("\n")}
     absent = [name for name in TRES if name not in stored]
     if absent:
         text = f"slurmdbd does not know {', '.join(absent)}"
@@ -193,7 +193,7 @@ def qos(known: Known) -> Check:
             "not compared, since slurmdbd does not answer",
             "systemctl start slurmdbd",
         )
-    have = {line.strip().lower() for line in said.out.splitlines()}
+    have = {line.strip().lower() for line in said.out.split("\n")}
     missing = [name for name in wanted if name not in have]
     if missing:
         text = (

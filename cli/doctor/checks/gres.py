@@ -68,7 +68,7 @@ def slurmd_gres(known: Known) -> Check:
     said = known.host.said("slurmd", "-G", "-N", known.node, "-f", str(known.slurm_conf))
     have = slurmd_counts(said.out + said.err)
     if not have:
-        faults = [line for line in said.err.splitlines() if re.search(r"fatal|error", line)]
+        faults = [line for line in said.err.split("\n") if re.search(r"fatal|error", line)]
         if not faults:
             return Check(
                 "gres counts",

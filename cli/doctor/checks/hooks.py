@@ -86,7 +86,7 @@ def _calls(known: Known, script: str, client: str) -> list[list[str]]:
     """The command lines of a script that run the client."""
     text = (known.host.read(script, known.slurm_uid) or "").replace("\\\n", " ")
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             words = shlex.split(line, comments=True)
         except ValueError:

@@ -71,7 +71,13 @@ def _found_at(known: Known, jobs: dict[int, list[int]]) -> Iterator[tuple[int, s
         tasks = [pid for stepd in stepds for pid in children.get(stepd, [])]
         texts = [text for pid in tasks if (text := _cgroup(known, pid))]
         if texts and not any(job_of_cgroup(text) == job for text in texts):
-            yield job, texts[0].splitlines()[-1].partition("::")[2] or texts[0].splitlines()[0]
+            yield job, _path_of(texts[0])
+
+
+def _path_of(cgroups: str) -> str:
+    """The path of a process in version 2, else the first line."""
+    lines = cgroups.strip("\n").split("\n")
+    return lines[-1].partition("::")[2] or lines[0]
 
 
 def _children(known: Known) -> dict[int, list[int]]:

@@ -116,9 +116,9 @@ def code_of(name: str, text: str) -> str:
     around lines and empty lines.
     """
     if name.endswith(".lua"):
-        lines = [line.strip() for line in _COMMENT.sub("", text).splitlines()]
+        lines = [line.strip() for line in _COMMENT.sub("", text).split("\n")]
     else:
-        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+        lines = [line.partition("#")[0].strip() for line in text.split("\n")]
     return "\n".join(filter(None, lines))
 
 

@@ -57,7 +57,7 @@ def cgroups(known: Known) -> Check:
     root = cgroup2_root()
     if root is not None:
         return Check("cgroups", "ok", f"version 2 at {root}")
-    mounts = Path("/proc/self/mounts").read_text()
+    mounts = Path("/proc/self/mounts").read_text(errors="replace")
     if " cgroup " in mounts:
         todo = "nothing, unless you want the driver's own limits: they need version 2 alone"
         return Check(
@@ -102,12 +102,8 @@ def shim_fault(path: Path, host: Host) -> str:
         return "it does not load within 20 s"
     except OSError:
         return ""  # this interpreter cannot be run again, which is no fault of the shim
-    lines = done.stderr.strip().splitlines()
-    return (
-        ""
-        if done.returncode == 0
-        else f"it does not load: {lines[-1] if lines else done.returncode}"
-    )
+    last = done.stderr.strip().split("\n")[-1]
+    return "" if done.returncode == 0 else f"it does not load: {last or done.returncode}"
 
 
 def arbiter_policies(run_dir: str, host: Host) -> set[str] | None:

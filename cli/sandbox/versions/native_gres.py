@@ -23,7 +23,7 @@ def source() -> Path:
     """Slurm's source, configured; obtained when it is not there yet.
     SandboxError with the reason.
     """
-    return Path(_run([str(HERE / "source.sh")]).splitlines()[-1])
+    return Path(_run([str(HERE / "source.sh")]).strip().split("\n")[-1])
 
 
 def origin(directory: Path) -> str:
@@ -83,6 +83,6 @@ def _run(argv: list[str]) -> str:
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        said = ((done.stderr or done.stdout).strip() or "it said nothing").split("\n")
         raise SandboxError(f"the native GRES plugins cannot be built here: {said[-1]}")
     return done.stdout

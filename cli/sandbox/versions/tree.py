@@ -125,8 +125,7 @@ def _make(wanted: Release, tree: Path) -> None:
 
 
 def _last(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "no output"
+    return log.read_text(errors="replace").strip().split("\n")[-1][:200] or "no output"
 
 
 def exact(tree: Path) -> str:

@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from enforcer.daemon import mounttable
+
 PROC = Path("/proc")
 _CGROUP = re.compile(r"/job_([0-9]{1,10})(?:/|$)", re.MULTILINE)
 _STEPD = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
@@ -69,7 +71,7 @@ def _read(path: Path) -> bytes:
 def _parent_and_uids(proc: Path, pid: int) -> tuple[int, set[int]] | None:
     fields = dict(
         line.split(":", 1)
-        for line in _read(proc / str(pid) / "status").decode(errors="replace").splitlines()
+        for line in _read(proc / str(pid) / "status").decode(errors="replace").split("\n")
         if ":" in line
     )
     try:
@@ -189,10 +191,8 @@ def _is_stopped(task: Path, state: bytes, frozen: Callable[[bytes], bool]) -> bo
 
 def _frozen(proc: Path, cgroups: bytes) -> bool:
     """Whether one of these cgroups (lines of /proc/PID/cgroup) or an ancestor is frozen."""
-    mounts = [
-        line.split() for line in _read(proc / "self/mounts").decode(errors="replace").splitlines()
-    ]
-    for line in cgroups.decode(errors="replace").splitlines():
+    mounts = mounttable.rows(_read(proc / "self/mounts"))
+    for line in os.fsdecode(cgroups).split("\n"):
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         parts = [part for part in path.split("/") if part]
@@ -214,7 +214,7 @@ def _is_mount(row: list[str], unified: bool) -> bool:
 
 def _reads_frozen(directory: Path, unified: bool) -> bool:
     if unified:
-        return b"frozen 1" in _read(directory / "cgroup.events").splitlines()
+        return b"frozen 1" in _read(directory / "cgroup.events").split(b"\n")
     return _read(directory / "freezer.state").strip() == b"FROZEN"
 
 
@@ -273,12 +273,8 @@ def on_tmpfs(path: Path, proc: Path = PROC) -> bool:
     except OSError:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"
-    rows = [
-        line.split()
-        for line in _read(proc / "self/mountinfo").decode(errors="replace").splitlines()
-    ]
     return any(
         row[2] == number and row[row.index("-") + 1] in ("tmpfs", "ramfs")
-        for row in rows
+        for row in mounttable.rows(_read(proc / "self/mountinfo"))
         if "-" in row
     )

@@ -7,11 +7,13 @@ with a library without the call.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from enforcer.daemon.mounttable import rows
 from enforcer.nvml.port import Nvml, NvmlError
 
 FIRST_DRIVER = 615  # first major version with limits per cgroup
@@ -22,21 +24,21 @@ def cgroup2_root(mounts: Path = Path("/proc/self/mounts")) -> Path | None:
     has no memory controller.
     """
     try:
-        rows = [line.split() for line in mounts.read_text().splitlines()]
+        found = rows(mounts.read_bytes())
     except OSError:
         return None
-    if any(len(row) > 2 and row[2] == "cgroup" for row in rows):
+    if any(len(row) > 2 and row[2] == "cgroup" for row in found):
         return None
-    return next((Path(row[1]) for row in rows if len(row) > 2 and row[2] == "cgroup2"), None)
+    return next((Path(row[1]) for row in found if len(row) > 2 and row[2] == "cgroup2"), None)
 
 
 def own_cgroup(root: Path, told: Path = Path("/proc/self/cgroup")) -> Path:
     """This process's directory below `root`; `root` itself if that directory is not known."""
     try:
-        rows = [line.split(":", 2) for line in told.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in os.fsdecode(told.read_bytes()).split("\n")]
     except OSError:
         return root
-    path = next((row[2] for row in rows if len(row) == 3 and row[:2] == ["0", ""]), "/")
+    path = next((row[2] for row in lines if len(row) == 3 and row[:2] == ["0", ""]), "/")
     own = root / path.strip("/")
     return own if ".." not in own.parts and own.is_dir() else root
 
