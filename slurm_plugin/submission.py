@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from lupa.lua54 import LuaError, LuaRuntime
 
@@ -24,6 +24,9 @@ from slurm_plugin.render import render
 # The modules beside this file: each host has them, of this release, even without qgpu-controller.
 LUA_DIR = Path(__file__).with_name("lua")
 _SLURM = b"slurm = { GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }"
+# --exclusive, --exclusive=user ... in a submission
+Exclusive = Literal["node", "user", "mcs", "topo"]
+_SHARED: dict[Exclusive, int] = {"node": 0, "user": 2, "mcs": 3, "topo": 4}
 _TEXTS = (
     "gres",
     "qos",
@@ -72,7 +75,7 @@ class Submission:
     mem_per_tres: str | None = None
     tres_bind: str | None = None
     tres_freq: str | None = None
-    exclusive: bool = False
+    exclusive: Exclusive | None = None
     qgpu_mem: str | None = None
     cards: str | None = None
     nodes: int | None = None
@@ -153,7 +156,7 @@ class JobSubmit:
         values = {
             **{name: getattr(job, name) for name in _TEXTS},
             **numbers,
-            "shared": 0 if job.exclusive else None,
+            "shared": None if job.exclusive is None else _SHARED[job.exclusive],
         }
         for name, value in values.items():
             record[name.encode()] = _raw(value)

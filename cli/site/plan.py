@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.console import Console
@@ -17,7 +17,14 @@ from gres.config.site import Config, ConfigError, NodeGroup, load_config
 from gres.paths import PATHS
 from gres.request.tables import tables_of
 from gres.units import MIB
-from slurm_plugin.submission import Decision, JobSubmit, LuaMissingError, RequestError, Submission
+from slurm_plugin.submission import (
+    Decision,
+    Exclusive,
+    JobSubmit,
+    LuaMissingError,
+    RequestError,
+    Submission,
+)
 
 DEFAULT_CONFIG = PATHS.config_file
 MAX_OPTION_BYTES = 32  # of an option of the SPANK plugin; slurmctld does not read a longer one
@@ -172,6 +179,13 @@ def _check_length(option: str, value: str | None, example: str) -> None:
 @click.option(
     "--partition", default=None, help="The job's partition; by default one that is managed."
 )
+@click.option(
+    "--exclusive",
+    is_flag=False,
+    flag_value="node",
+    type=click.Choice(get_args(Exclusive)),
+    help="As the option of sbatch; alone it means the node.",
+)
 @click.option("--comment", default=None, help="The job's own comment.")
 @click.option(
     "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG"
@@ -187,6 +201,7 @@ def plan(
     ntasks_per_node: int | None,
     qos: str | None,
     partition: str | None,
+    exclusive: Exclusive | None,
     comment: str | None,
     config_path: str,
     as_json: bool,
@@ -209,6 +224,7 @@ def plan(
             gres=gres,
             qos=qos,
             partition=partition,
+            exclusive=exclusive,
             comment=comment,
             tres_per_task=tres_per_task,
             qgpu_mem=qgpu_mem,

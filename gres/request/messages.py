@@ -63,6 +63,16 @@ MESSAGES: dict[str, str] = {
         "--exclusive is refused together with {token}: it would take every card of the node; leave"
         " it out, or write --gres=gpu:1 --exclusive for whole cards."
     ),
+    "exclusive_bare": (
+        "--exclusive={word} is refused in partition '{where}': it would keep a node's cards from"
+        " others, and none would be booked; leave it out, or write --gres=gpu:1 --exclusive for"
+        " the whole node."
+    ),
+    "exclusive_for": (
+        "--exclusive={word} is refused together with {token}: it would keep the node's cards from"
+        " others, and no more than {token} would be booked; leave it out, or write --gres=gpu:1"
+        " --exclusive for the whole node."
+    ),
     "whole_many": (
         "{token} is refused: where cards are shared this version of Slurm can give one whole card"
         " per node and only by --gres; write --gres=gpu:1, or add --exclusive, or use a partition"

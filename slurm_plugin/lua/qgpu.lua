@@ -276,6 +276,13 @@ local function check_options(job, token, t)
     end
 end
 
+-- `--exclusive=user` and the like book what the job asks for, and keep the node from all others.
+local function check_company(job, token, t)
+    if job.only_for then
+        refuse(t, "exclusive_for", token, { word = job.only_for })
+    end
+end
+
 local function decide_share(job, entries, share, t)
     local token = share.entry.text
     if share.percent > t.max_share then
@@ -355,6 +362,7 @@ local function decide_qgpu(job, entries, shared, gpu, t)
         local named = (job.partition or "") ~= "" and job.partition or "(default)"
         refuse(t, "partition", entry.text, { word = shown(named) })
     end
+    check_company(job, entry.text, t)
     local share = share_of(entry, t)
     with_marker(share, shared, t)
     if gpu[1] then
@@ -422,12 +430,17 @@ local function decide_gres(job, t)
         return {}
     end
     if not (shared[1] or gpu[1]) then
+        -- Where all partitions are managed some may have no cards: such jobs are not our concern.
+        if job.only_for and #t.partitions > 0 then
+            refuse(t, "exclusive_bare", "", { word = job.only_for, where = shown(job.partition) })
+        end
         -- Slurm gives such a job all cards of its nodes
         return { tag = job.exclusive and { node = true } or nil }
     end
     if shared[1] and (gpu[1] or not M.books_whole(shared, entries, t)) then
         refuse(t, "by_hand", shared[1].text)
     end
+    check_company(job, (gpu[1] or shared[1]).text, t)
     if gpu[1] and (job.exclusive or not t.whole_by_shard) then
         return { tag = {} }
     end
@@ -460,10 +473,10 @@ local function decide(job, t)
     return decision
 end
 
--- Decide a submission: a table of strings under Slurm's names, `exclusive` a boolean. Returns the
--- fields to write {gres, comment, extra}, nil if unchanged, and their meaning: `tag`, `model`, the
--- `shards` booked on a card, the number of whole `cards` per node. Or nil and the refusal {key,
--- text}.
+-- Decide a submission: a table of strings under Slurm's names, `exclusive` a boolean, `only_for`
+-- the word of `--exclusive=user` and the like. Returns the fields to write {gres, comment, extra},
+-- nil if unchanged, and their meaning: `tag`, `model`, the `shards` booked on a card, the number of
+-- whole `cards` per node. Or nil and the refusal {key, text}.
 function M.decide(job, t)
     return M.guarded(decide, job, t)
 end

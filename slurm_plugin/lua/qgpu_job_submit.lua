@@ -18,6 +18,9 @@ local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_t
     "mem_per_tres", "tres_bind", "tres_freq" }
 local STATE_MODULUS = 256 -- Slurm's JOB_STATE_BASE (0xff) plus one: higher bits are flags
 local JOB_SHARED_NONE = 0 -- --exclusive
+local JOB_SHARED_OK = 1
+-- --exclusive=WORD of a submission (seen on 22.05, 24.11 and 26.05)
+local EXCLUSIVE_FOR = { [2] = "user", [3] = "mcs", [4] = "topo" }
 local NO_VAL16 = 65534
 local PENDING = 0
 local ESLURM_INVALID_GRES = 2072 -- the same in all versions; few define it for Lua
@@ -71,6 +74,15 @@ local function default_qos(job_desc, part_list, t)
     return given(found) and found or t.qos.normal and "normal" or nil
 end
 
+-- The word of a submission's --exclusive=WORD, nil without one; the number of an unknown one.
+local function only_for(job_desc)
+    local shared = job_desc.shared
+    if type(shared) ~= "number" or shared <= JOB_SHARED_OK or shared >= NO_VAL16 then
+        return nil
+    end
+    return EXCLUSIVE_FOR[shared] or tostring(shared)
+end
+
 local function read_submission(job_desc, part_list, t)
     local said = options.read(job_desc.spank_job_env)
     local gres = options.with_mem(job_desc.gres, said)
@@ -84,6 +96,7 @@ local function read_submission(job_desc, part_list, t)
         extra = extra_of(job_desc, t),
         partition = job_desc.partition,
         exclusive = job_desc.shared == JOB_SHARED_NONE,
+        only_for = only_for(job_desc),
     }
     if not given(job.partition) and #t.partitions > 0 then
         job.partition = default_partition(part_list)
@@ -272,6 +285,7 @@ local function modified(job_desc, job_rec, t)
     end
     local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition))
         or now.alone and shares_node(job_desc)
+        or job_desc.shared == JOB_SHARED_NONE
     if not asks_gres(job_desc) and not moved then
         return retag(job_desc, now.tag, t)
     end
@@ -299,7 +313,7 @@ end
 -- ---- faults of our own -------------------------------------------------------------------------
 
 local function about_cards(job_desc)
-    local asks = job_desc.shared == JOB_SHARED_NONE or given(job_desc.gres)
+    local asks = job_desc.shared == JOB_SHARED_NONE or only_for(job_desc) or given(job_desc.gres)
     for _, name in ipairs(FIELDS) do
         asks = asks or given(job_desc[name])
     end

@@ -141,12 +141,28 @@ def _shared(config: Config, site: Site) -> Iterator[Difference]:
             yield replaced(
                 value, value.key, f"{value.key}=NO", f"{value.key}=NO", why, "reconfigure"
             )
-        user = part.words.get("exclusiveuser")
-        if user and user.value.upper() == "YES":
-            why = "a share keeps the whole node from all other users"
-            yield replaced(
-                user, user.key, f"{user.key}=NO", "ExclusiveUser=NO", why, "reconfigure", "warn"
-            )
+        for key, whom in (("ExclusiveUser", "users"), ("ExclusiveTopo", "jobs")):
+            only = part.words.get(key.lower())
+            if only and only.value.upper() == "YES":
+                why = f"a share keeps the whole node from all other {whom}"
+                yield replaced(
+                    only, only.key, f"{only.key}=NO", f"{key}=NO", why, "reconfigure", "warn"
+                )
+
+
+def _specialized(site: Site) -> Iterator[Difference]:
+    """Whether --core-spec and --thread-spec count. They mean the whole node, which Slurm tells Lua
+    from 26.05 on only.
+    """
+    value = site.slurm.get("AllowSpecResourcesUsage")
+    if value is None or value.value.lower() not in ("1", "yes", "true", "up"):
+        return
+    why = (
+        "with --core-spec a share waits forever, and a job without --gres gets all cards, holds"
+        " the node and ends with qgpu's sentence"
+    )
+    line = f"{value.key}=no"
+    yield replaced(value, value.key, line, line, why, "reconfigure", "warn")
 
 
 def _version(config: Config, told: str | None, yaml: str) -> Iterator[Difference]:
@@ -180,3 +196,4 @@ def slurm_differences(
     yield from _accounting(site)
     yield from _slurmd(site)
     yield from _shared(config, site)
+    yield from _specialized(site)

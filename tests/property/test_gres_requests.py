@@ -131,7 +131,7 @@ SPELLED = st.builds(
     tres_per_socket=st.none() | TRES,
     cpus_per_tres=st.sampled_from([None, "", "gres:gpu:1"]),
     tres_bind=st.sampled_from([None, "", "gres:gpu:closest"]),
-    exclusive=st.booleans(),
+    exclusive=st.sampled_from([None, None, "node", "user", "mcs", "topo"]),
 )
 SUBMISSION = st.one_of(TAME, TAME, WILD, SPELLED)
 

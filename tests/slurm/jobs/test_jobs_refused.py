@@ -127,3 +127,15 @@ def test_a_text_that_leaves_no_room_is_refused(live: Live) -> None:
     assert done.returncode != 0
     assert "1000 bytes" in sentence_of(done.stderr)
     assert f"{option}=test" in sentence_of(done.stderr)
+
+
+def test_an_admin_cannot_give_a_waiting_share_the_node(live: Live) -> None:
+    job = live.submit("true", "-H", "--gres=qgpu:1", "--qos=offline")
+    done = live.run("scontrol", "update", f"JobId={job}", "OverSubscribe=NO")
+    assert done.returncode != 0, done.stdout
+    said = "--exclusive is refused together with qgpu:1"
+    assert not live.dialect.user_told or said in done.stderr
+    live.ask("scontrol", "release", str(job))
+    live.wait_gone(job)
+    live.wait_sacct(job)
+    assert "gres/shard=1" in ",".join(live.sacct(job, "alloctres"))

@@ -164,6 +164,28 @@ def test_exclusive_is_slurms_zero(one: Slurm) -> None:
     assert one.submit(gres="qgpu:30", qos="online", shared=65534)[0] == 0
 
 
+@pytest.mark.parametrize(("shared", "word"), [(2, "user"), (3, "mcs"), (4, "topo"), (9, "9")])
+def test_exclusive_for_some_is_refused_by_slurms_numbers(
+    one: Slurm, shared: int, word: str
+) -> None:
+    code, written, said = one.submit(gres="qgpu:1", qos="online", shared=shared)
+    assert (code, written) == (2072, {}) and f"--exclusive={word} is refused" in said
+    assert one.submit(gres="qgpu:1", qos="online", shared=1)[0] == 0
+
+
+def test_an_update_cannot_give_a_share_the_node(one: Slurm) -> None:
+    code, written, said = one.modify(JOB30, shared=0)
+    assert (code, written) == (2072, {}) and "--exclusive is refused together with qgpu:30" in said
+    # OverSubscribe=yes of scontrol; a number above 1 means the same there
+    assert one.modify(JOB30, shared=1)[0] == one.modify(JOB30, shared=2)[0] == 0
+
+
+def test_an_update_that_gives_a_job_the_node_tags_it(mixed: Slurm) -> None:
+    job = {"job_id": 7, "job_state": 0, "partition": "gpu", "qos": "prod"}
+    assert mixed.modify(job, shared=0)[:2] == (0, {"extra": "qgpu/1 node"})
+    assert mixed.modify({**job, "job_state": 1}, shared=0)[:2] == (0, {})
+
+
 def test_a_long_comment_is_refused_with_the_room_there_is(one: Slurm) -> None:
     room = 1024 - len(TAG30) - 2
     assert (

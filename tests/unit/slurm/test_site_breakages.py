@@ -165,6 +165,18 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
         "replace",
         "all other users",
     ),
+    (
+        swap("slurm.conf", "Nodes=ALL", "Nodes=ALL ExclusiveTopo=YES"),
+        "ExclusiveTopo",
+        "replace",
+        "all other jobs",
+    ),
+    (
+        put("slurm.conf", "AllowSpecResourcesUsage=yes\n"),
+        "AllowSpecResourcesUsage",
+        "replace",
+        "--core-spec",
+    ),
     (swap("slurm.conf", "slurmdbd", "none"), "AccountingStorageType", "replace", "no QOS"),
     (
         swap("slurm.conf", "AccountingStorageEnforce=associations,limits,qos\n", ""),
