@@ -44,13 +44,14 @@ def beyond(seen: GpuProcess, use: ProcessUse, pending: int, cost: int) -> int:
     return max(0, (seen.mem_used or 0) - (use.mem_used - spare) - pending)
 
 
-def excused(uses: Iterable[ProcessUse], cost: int, cap: int) -> int:
+def excused(uses: Iterable[ProcessUse], cost: int, cap: int, servers: int = 0) -> int:
     """Bytes above the cap that contexts of a job explain: what they cost beyond what was reserved.
 
-    At most half the cap, so that no job may hide memory as contexts.
+    Each of its MPS servers has one, which nothing reserved. At most half the cap, so that no job
+    may hide memory as contexts.
     """
     more = (min(use.contexts, EXCUSED) * cost - use.mem_contexts for use in uses)
-    return min(sum(max(0, size) for size in more), cap // 2)
+    return min(sum(max(0, size) for size in more) + servers * cost, cap // 2)
 
 
 @dataclass

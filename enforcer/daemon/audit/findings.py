@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.daemon.arbiter.port import ProcessUse
@@ -22,7 +22,7 @@ class Finding:
 
     * stranger: a process of no job on a granted card
     * ungranted: a process of a job on a card that this job was not granted
-    * unregistered: a process without the shim on a card of its job
+    * unregistered: a process without the shim on a card of its job, and no server of MPS
     * over: the job holds more than its cap plus slack
     * busy: the job used more GPU time than was booked
     * unaccounted: the card holds more or less than its processes do
@@ -42,7 +42,7 @@ class AuditResult:
 
     `memory` is bytes per (job, card) by the driver, `overhead` the part of them that no shim
     counts. `complete`: the overhead of every tenant is known. `members`: registered processes of
-    governed jobs by (job, card). `contexts`: measured bytes of one context.
+    governed jobs by (job, card), and their MPS servers. `contexts`: measured bytes of one context.
     """
 
     findings: frozenset[Finding]
@@ -103,6 +103,15 @@ class _Card:
         figures = self._figures([process])
         self.findings.append(Finding(kind, self.uuid, job, process.pid, (process.pid,), figures))
 
+    def servers(
+        self, job: int, uses: Mapping[int, ProcessUse], is_server: Callable[[int], bool]
+    ) -> frozenset[int]:
+        """MPS servers of a job. What counts a context of its own in its shim is none."""
+        found = [p.pid for p in self.jobs.get(job, [])]
+        return frozenset(
+            pid for pid in found if not (pid in uses and uses[pid].contexts) and is_server(pid)
+        )
+
     def members(self, job: int, registered: set[tuple[int, int]] | None) -> frozenset[int]:
         """Processes of a job whose work is booked: the registered ones, or all without a list."""
         found = self.jobs.get(job, [])
@@ -113,9 +122,11 @@ class _Card:
         governed: Iterable[int],
         registered: set[tuple[int, int]] | None,
         excuse: Callable[[int, int], int],
+        servers: Mapping[int, Container[int]],
     ) -> None:
         """Compare each governed job with its registrations and its cap, then the card with its
-        processes. `excuse`: bytes of a job's contexts above a cap.
+        processes. `excuse`: bytes of a job's contexts above a cap. `servers` of MPS need not
+        register.
         """
         for job in governed:
             found = self.jobs.get(job, [])
@@ -123,7 +134,8 @@ class _Card:
                 p for p in found if registered is not None and (job, p.pid) not in registered
             ]
             for process in unregistered:
-                self._find("unregistered", job, process)
+                if process.pid not in servers[job]:
+                    self._find("unregistered", job, process)
             held, cap = _sum(found), self.owners[job].mem_cap
             if held > cap + self.slack and held > cap + self.slack + excuse(job, cap):
                 pids = tuple(process.pid for process in found)
@@ -158,10 +170,12 @@ def audit(
     job_of: Callable[[int], int | None],
     slack: int,
     cost: Callable[[int, str, int | None], int] = lambda job, uuid, found: found or 0,
+    is_server: Callable[[int], bool] = lambda pid: False,
 ) -> AuditResult:
     """Compare NVML's view of the cards with grants and registered processes.
 
     `slack` is bytes, `cost` those of a context of a job on a card, if so many were measured.
+    `is_server` tells a server of MPS by its pid.
     """
     active: dict[str, set[int]] = {}
     owners: dict[str, dict[int, GrantCard]] = {}
@@ -192,10 +206,14 @@ def audit(
             for job in governed
         }
         costs = {job: cost(job, uuid, found) for job, found in each.items()}
-        one.judge(governed, present, functools.partial(_excuse, after or {}, costs, uuid))
+        servers = {
+            job: one.servers(job, (after or {}).get((job, uuid), {}), is_server) for job in governed
+        }
+        excuse = functools.partial(_excuse, after or {}, costs, uuid, servers)
+        one.judge(governed, present, excuse, servers)
         findings.update(one.findings)
         memory |= {(job, uuid): _sum(found) for job, found in one.jobs.items()}
-        members |= {(job, uuid): one.members(job, present) for job in governed}
+        members |= {(job, uuid): one.members(job, present) | servers[job] for job in governed}
         for job in governed:
             extra = _overhead(one.jobs.get(job, []), before, after, (job, uuid), costs[job])
             complete = complete and extra is not None
@@ -206,8 +224,15 @@ def audit(
     return AuditResult(frozenset(findings), memory, overhead, complete, members, contexts)
 
 
-def _excuse(held: Held, costs: Mapping[int, int], uuid: str, job: int, cap: int) -> int:
-    return excused(held.get((job, uuid), {}).values(), costs[job], cap)
+def _excuse(
+    held: Held,
+    costs: Mapping[int, int],
+    uuid: str,
+    servers: Mapping[int, Collection[int]],
+    job: int,
+    cap: int,
+) -> int:
+    return excused(held.get((job, uuid), {}).values(), costs[job], cap, len(servers[job]))
 
 
 Held = dict[tuple[int, str], dict[int, ProcessUse]]  # (job, card) -> pid -> its bytes

@@ -19,6 +19,7 @@ from enforcer.daemon.audit.confirmation import Confirmation, Exemptions
 from enforcer.daemon.audit.contexts import Charges, ContextCosts
 from enforcer.daemon.audit.enforcer import AuditEnforcer
 from enforcer.daemon.audit.findings import AuditResult, Finding, Registered, audit, full_tenants
+from enforcer.daemon.audit.mps import is_mps_server
 from enforcer.daemon.audit.procs import ThreadBudget
 from enforcer.daemon.log import emit
 from enforcer.nvml.port import NvmlError
@@ -194,7 +195,9 @@ class Inspector:
         registered = Registered(before, after, frozenset(self._dead), self._orphans)
         slack = self.settings.slack * MIB
         cost = self.charges.costs.of
-        result = audit(found.usage, self.grants().values(), registered, self.job_of, slack, cost)
+        result = audit(
+            found.usage, self.grants().values(), registered, self.job_of, slack, cost, is_mps_server
+        )
         self.sampler.memory(result.memory)
         self.charges.costs.learn(result.contexts)
         self.charges.send(result.overhead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 
@@ -12,11 +13,13 @@ from daemon_support import hook_env as env
 from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.audit.action import send_action
 from enforcer.daemon.audit.findings import Registered, audit
+from enforcer.daemon.audit.mps import NAME, is_mps_server
 from enforcer.daemon.audit.procs import stopped
 from enforcer.daemon.node import NodeService
 from enforcer.ledger.store import read_usage
 from enforcer.nvml.port import CardUsage, GpuProcess
 from gres.grant.store import Grant, GrantCard
+from gres.trusted import distrust
 from simulator.fakes import GIB, FakeNode
 
 MIB = 1 << 20
@@ -28,7 +31,9 @@ def grant(job: int = 9, cap: int = 12 * GIB, state: str = "active", uid: int = 1
     return Grant(job, uid, uid, "n1", state, "online" if state == "active" else None, cards=(card,))  # type: ignore[arg-type]
 
 
-def look(processes, registered=(), grants=None, used=None, dead=(), jobs=None, after=None):
+def look(
+    processes, registered=(), grants=None, used=None, dead=(), jobs=None, after=None, servers=()
+):
     seen = [GpuProcess(pid, mem) for pid, mem in processes]
     total = sum(mem or 0 for _, mem in processes) if used is None else used
     listed = [ProcessUse(9, U, pid, mem) for pid, mem in registered]
@@ -39,6 +44,8 @@ def look(processes, registered=(), grants=None, used=None, dead=(), jobs=None, a
         Registered(listed, later, frozenset((U, pid) for pid in dead)),
         (jobs or dict.fromkeys(range(50, 60), 9)).get,
         512 * MIB,
+        lambda job, uuid, found: 300 * MIB,
+        servers.__contains__,
     )
 
 
@@ -53,6 +60,49 @@ def test_registered_processes_within_their_cap_are_nothing_to_say():
 
 def test_process_that_never_registered_is_named():
     assert kinds(look([(50, GIB), (51, GIB)], [(50, GIB)])) == [("unregistered", 51)]
+
+
+def test_a_server_of_mps_is_charged_and_compared_and_needs_no_shim():
+    found = look([(50, GIB), (51, 400 * MIB)], [(50, GIB)], servers=[51])
+    assert kinds(found) == [] and found.overhead == {(9, U): 400 * MIB}
+    assert found.members == {(9, U): frozenset({50, 51})}, "its kernels count as the job's"
+
+
+def test_a_server_of_mps_may_be_above_the_cap_by_one_context():
+    cap, slack = 12 * GIB, 512 * MIB
+    held = [(50, cap), (51, slack + 300 * MIB)]
+    assert kinds(look(held, [(50, cap)], servers=[51])) == []
+    assert kinds(look([held[0], (51, held[1][1] + 1)], [(50, cap)], servers=[51])) == [
+        ("over", None)
+    ]
+
+
+def test_a_server_of_mps_outside_of_its_job_is_a_stranger():
+    assert kinds(look([(77, GIB)], jobs={}, servers=[77])) == [("stranger", 77)]
+
+
+def test_only_the_nodes_own_file_is_a_server_of_mps(tmp_path, monkeypatch):
+    """Not a copy of that name, nor the node's file where others could change it."""
+    place, own = tmp_path / "bin", tmp_path / "own"
+    monkeypatch.setenv("PATH", str(place))
+    assert not is_mps_server(os.getpid()), "the node has none"
+    for directory in (place, own):
+        directory.mkdir()
+        shutil.copy("/bin/sleep", directory / NAME)
+    with (
+        subprocess.Popen([place / NAME, "600"]) as server,
+        subprocess.Popen([own / NAME, "600"]) as b,
+    ):
+        try:
+            trusted = distrust(place / NAME) is None
+            assert (is_mps_server(server.pid), is_mps_server(b.pid)) == (trusted, False)
+            assert trusted or os.geteuid() != 0
+            (place / NAME).chmod(0o777)
+            assert not is_mps_server(server.pid)
+        finally:
+            server.kill()
+            b.kill()
+    assert not is_mps_server(server.pid), "it ended"
 
 
 def test_process_of_no_job_or_of_a_job_without_this_card_is_found():
