@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cli.program import program
-from cli.sandbox import accounting, files, namespace, nodes, services, usercli
+from cli.sandbox import accounting, cgroups, files, namespace, nodes, services, usercli
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout, check_length
 from cli.sandbox.options import SandboxOptions
@@ -49,6 +49,21 @@ def _check_slurm(options: SandboxOptions) -> None:
     except ValidationError as error:
         why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise SandboxError(f"{why}; other versions: {program()} sandbox up --slurm 24.11") from None
+    _check_names(options, version)
+
+
+def _check_names(options: SandboxOptions, version: str) -> None:
+    """SandboxError for names of cgroups that this Slurm cannot give."""
+    asked = {
+        "--cgroup-slice": (options.cgroup_slice, "25.11"),
+        "--cgroup-names": (options.cgroup_names.removeprefix("slurm"), "26.05"),
+    }
+    for option, (value, first) in asked.items():
+        if value and version < first:
+            raise SandboxError(
+                f"{option} {value} needs Slurm {first} or later, and this is {version}; another"
+                f" version: {program()} sandbox up --slurm 26.05"
+            )
 
 
 def _check_reachable(state: Path) -> None:
@@ -74,6 +89,8 @@ def prepare(layout: Layout, chosen: Plan) -> None:
         files.install(layout)
         if chosen.native_gres:
             native_gres.install(layout)
+        if chosen.cgroup == "v2":
+            cgroups.make_scopes(chosen.nodes, chosen.cgroup_slice or cgroups.SLICE)
         usercli.write(layout)
         namespace.write_accounts(layout, chosen.first_uid)
         files.write_munge_key(layout)
@@ -121,7 +138,7 @@ def _start_slurm(cluster: Cluster, progress: Progress) -> Cluster:
         return cluster
     except SandboxError as error:
         complaint = _cgroup_complaint(cluster)
-        if cluster.plan.cgroup == "none" or complaint is None:
+        if cluster.plan.cgroup == "none" or cluster.plan.cgroup_asked or complaint is None:
             raise error
         why = f"slurmd does not start with cgroup {cluster.plan.cgroup} here, it says: {complaint}"
         progress(f"cards are NOT constrained: {why}")

@@ -63,6 +63,8 @@ class Sandbox:
             found.multi_card,
             found.placement,
             found.mig,
+            cgroup_slice=found.cgroup_slice,
+            cgroup_names=found.cgroup_names,
         )
         return cls(options)
 
@@ -78,7 +80,7 @@ class Sandbox:
             chosen = plan.choose(self.options).with_slurm(services.slurm_version())
             bringup.prepare(self.layout, chosen)
             held = self._hold_state()
-            self._daemons.remember("namespace", namespace.start_holder(self.layout))
+            self._daemons.remember("namespace", namespace.start_holder(self.layout, chosen.cgroup))
         with held:
             try:
                 bringup.run(Cluster(chosen, self.layout, self._daemons), self.progress)
@@ -115,7 +117,8 @@ class Sandbox:
             return
         if isinstance(error, SandboxError):
             self.progress("failed; removing everything again (--keep-failed leaves the logs)")
-        self._remove(chosen)
+        with plan.machine_lock():
+            self._remove(chosen)
 
     def down(self, wait_seconds: float = 60) -> bool:
         """End every process and remove everything, whatever state it is in; False if there was

@@ -7,16 +7,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 import click
 
 from cli.program import program
-from cli.sandbox import plan, processes
+from cli.sandbox import cgroups, plan, processes
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
-from cli.sandbox.options import DEFAULT_ROOT, Placement, SandboxOptions, check_name, parse_memory
+from cli.sandbox.options import (
+    CGROUP_VARIABLE,
+    DEFAULT_ROOT,
+    Placement,
+    SandboxOptions,
+    check_name,
+    parse_memory,
+)
 from cli.sandbox.versions import tree
 from gres.config.site import Injection
 
@@ -126,6 +133,27 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
     default=0,
     help="The cards are MIG instances, so many of each card (Slurm 23.11 or later).",
 )
+@click.option(
+    "--cgroup",
+    type=click.Choice(get_args(cgroups.Choice)),
+    envvar=CGROUP_VARIABLE,
+    default="auto",
+    show_default=True,
+    help="Version of cgroups in the sandbox; auto: 2 only where the machine has no other.",
+)
+@click.option(
+    "--cgroup-slice",
+    metavar="NAME",
+    default="",
+    help="Slurm's CgroupSlice (Slurm 25.11 or later, cgroups version 2).",
+)
+@click.option(
+    "--cgroup-names",
+    type=click.Choice(get_args(cgroups.Names)),
+    default="slurm",
+    show_default=True,
+    help="What a job's cgroup is named after; slurm: as that version does (26.05, version 2).",
+)
 def up(
     name: str,
     state_dir: Path | None,
@@ -140,6 +168,9 @@ def up(
     multi_card: bool,
     placement: Placement,
     mig: int,
+    cgroup: cgroups.Choice,
+    cgroup_slice: str,
+    cgroup_names: cgroups.Names,
 ) -> None:
     """Bring a sandbox up and wait until its nodes are idle."""
     begin = time.monotonic()
@@ -159,6 +190,9 @@ def up(
         multi_card,
         placement,
         mig,
+        cgroup,
+        cgroup_slice,
+        cgroup_names,
     )
     if slurm is not None and tree.release(slurm).version != tree.here():
         _up_in_tree(slurm, state_dir, progress)

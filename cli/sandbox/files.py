@@ -34,6 +34,7 @@ PRODUCTS = {
     "shim/libnvidia-ml.so.1": "shim/libnvidia-ml.so.1",
     "sim/libcuda.so.1": "sim/libcuda.so.1",
     "sim/libnvidia-ml.so.1": "sim/libnvidia-ml.so.1",
+    "sim/libunified.so": "sim/libunified.so",
 }
 
 # What the product renders -> its name and mode in S/etc.

@@ -15,7 +15,7 @@ import pwd
 import subprocess
 from pathlib import Path
 
-from cli.sandbox import processes, usercli
+from cli.sandbox import cgroups, processes, usercli
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 
@@ -24,7 +24,10 @@ USERS = ("alice", "bob")
 # A name service cache would answer from the machine's accounts, so its socket is hidden as well.
 _HOLDER = """
 mount --bind "$1" /etc || exit 1
-shift
+if [ -n "$3" ]; then
+    mount --bind "$3" "$2" && umount --lazy --recursive "$4" && mount --move "$2" "$4" || exit 1
+fi
+shift 4
 while [ $# -ge 2 ]; do
     mount --bind "$1" "$2" && mount -o remount,bind,ro "$2" || exit 1
     shift 2
@@ -68,11 +71,23 @@ def uids_free(first_uid: int) -> bool:
     return not taken & set(range(first_uid, first_uid + len(USERS)))
 
 
-def start_holder(layout: Layout) -> int:
-    """Start the process that keeps the namespace and return its pid."""
+def _moved_cgroups(cgroup: str) -> list[str]:
+    """Where version 2 is and where it is to be alone; empty words if nothing is to be moved."""
+    root = cgroups.unified()
+    if cgroup != "v2" or root is None or cgroups.modern():
+        return ["", ""]
+    return [str(root), str(cgroups.ROOT)]
+
+
+def start_holder(layout: Layout, cgroup: str) -> int:
+    """Start the process that keeps the namespace and return its pid.
+
+    With cgroups version 2 it has no others, as on a modern node: all programs inside see that.
+    """
     log = layout.log("namespace")
     binds = [str(path) for pair in usercli.bound(layout).items() for path in pair]
-    where = [str(layout.machine_etc), *binds]
+    way = layout.state / "run"
+    where = [str(layout.machine_etc), str(way), *_moved_cgroups(cgroup), *binds]
     with log.open("wb") as err:
         holder = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _HOLDER, "sh", *where],

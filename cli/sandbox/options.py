@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
+from cli.sandbox import cgroups
 from cli.sandbox.errors import SandboxError
 from gres.config.site import CLASSES, Injection
 from gres.units import UnitError, parse_mib
 
 Placement = Literal["binpack", "spread"]
 DEFAULT_ROOT = Path("/var/lib/qgpu-sandbox")
+CGROUP_VARIABLE = "QGPU_SANDBOX_CGROUP"  # default of --cgroup
 MAX_NODES = 16
 MAX_CARDS = 16
 MAX_MIG = 7
@@ -31,6 +33,7 @@ PRODUCT_NAMES = {
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 _MODEL = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_SLICE = re.compile(r"[a-z][a-z0-9_]{0,31}\.slice")
 _PATH = re.compile(r"/[A-Za-z0-9/._-]*")
 
 
@@ -40,6 +43,16 @@ def parse_memory(text: str) -> int:
         return parse_mib(text)
     except UnitError as error:
         raise SandboxError(f"--memory: {error}") from None
+
+
+def default_cgroup() -> cgroups.Choice:
+    """What QGPU_SANDBOX_CGROUP says; the live suite chooses by it for all of its sandboxes."""
+    said = os.environ.get(CGROUP_VARIABLE, "auto")
+    if said not in get_args(cgroups.Choice):
+        raise SandboxError(
+            f"{CGROUP_VARIABLE}={said!r} is no version of cgroups: it may be auto, v1 or v2"
+        )
+    return cast(cgroups.Choice, said)
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,9 @@ class SandboxOptions:
     multi_card: bool = False
     placement: Placement = "binpack"
     mig: int = 0  # the "cards" are MIG instances: number per card
+    cgroup: cgroups.Choice = field(default_factory=default_cgroup)
+    cgroup_slice: str = ""  # on cgroup v2; empty: Slurm's own
+    cgroup_names: cgroups.Names = "slurm"
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -70,6 +86,11 @@ class SandboxOptions:
                 f"--mig {self.mig} does not work with --cards {self.cards}: a card has 1 to"
                 f" {MAX_MIG} instances, and --cards, which are all instances of a node, is a"
                 " multiple of that"
+            )
+        if self.cgroup_slice and not _SLICE.fullmatch(self.cgroup_slice):
+            raise SandboxError(
+                f"--cgroup-slice {self.cgroup_slice!r} is not the name of a slice: use lower-case"
+                " letters, digits and _, then .slice, for example gpu.slice"
             )
         if self.model in CLASSES:
             raise SandboxError(

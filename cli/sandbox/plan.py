@@ -52,6 +52,9 @@ class Plan:
     multi_card: bool = False
     placement: Placement = "binpack"
     mig: int = 0
+    cgroup_asked: bool = False  # by the user: then nothing takes its place
+    cgroup_slice: str = ""  # on cgroup v2; empty: Slurm's own
+    cgroup_names: cgroups.Names = "slurm"
 
     @property
     def cluster(self) -> str:
@@ -214,7 +217,12 @@ def choose(options: SandboxOptions) -> Plan:
             "another slurmd of this machine uses the cgroups of nodes with these names "
             f"({', '.join(options.node_names)}): choose another --name"
         )
-    kind, why = cgroups.probe(options.node_names[0])
+    kind, why = cgroups.choose(options.node_names[0], options.cgroup)
+    if kind != "v2" and (options.cgroup_slice or options.cgroup_names != "slurm"):
+        raise SandboxError(
+            "--cgroup-slice and --cgroup-names need version 2, but this sandbox would have"
+            f" {kind}: add --cgroup v2"
+        )
     plan = Plan(
         name=options.name,
         nodes=options.node_names,
@@ -230,6 +238,9 @@ def choose(options: SandboxOptions) -> Plan:
         multi_card=options.multi_card,
         placement=options.placement,
         mig=options.mig,
+        cgroup_asked=options.cgroup != "auto",
+        cgroup_slice=options.cgroup_slice,
+        cgroup_names=options.cgroup_names,
     )
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import cli
 from cli.sandbox.errors import SandboxError
-from cli.sandbox.options import DEFAULT_ROOT
+from cli.sandbox.options import CGROUP_VARIABLE, DEFAULT_ROOT
 
 HERE = Path(__file__).resolve().parents[1]
 CHECKOUT = Path(next(iter(cli.__path__))).resolve().parent
@@ -161,7 +161,8 @@ def command(
         source.mkdir(parents=True, exist_ok=True)
     pairs = [str(path) for pair in binds.items() for path in pair]
     env = ["env", "-i", "HOME=/root", f"PATH={_PATH}", "LANG=C.UTF-8", f"{INSIDE}={version}"]
-    env += [f"{name}={os.environ[name]}" for name in ("TERM", "CI") if name in os.environ]
+    kept = ("TERM", "CI", CGROUP_VARIABLE)
+    env += [f"{name}={os.environ[name]}" for name in kept if name in os.environ]
     env += ["SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"]
     enter = [
         "unshare",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -175,13 +175,16 @@ def test_what_a_killed_up_left_is_cleared_by_the_next_up(name: str, machine: Mac
 def test_a_machine_whose_cgroups_do_not_work_gets_a_cluster_and_a_clear_word(
     name: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """slurmd is told to use a cgroup version that is not mounted; it refuses, and `up` goes on
-    without.
+    """slurmd cannot use the cgroups that it is told to use; it refuses, and `up` goes on without.
+
+    Here it sees both versions, or it is told version 1 where there is none.
     """
-    absent = "v2" if cgroups.probe(name)[0] == "v1" else "v1"
-    monkeypatch.setattr(cgroups, "probe", lambda tag: (absent, "cgroups that do not work"))
+    refused = "v2" if cgroups.hybrid() else "v1"
+    monkeypatch.setattr(cgroups, "hybrid", lambda: False)  # slurmd gets the truth to read
+    monkeypatch.setattr(cgroups, "choose", lambda tag, wanted: (refused, "cgroups that fail"))
     said: list[str] = []
-    other = Sandbox(SandboxOptions(name, nodes=1, cards=1), said.append)
+    shape = SandboxOptions(name, nodes=1, cards=1, cgroup="auto")
+    other = Sandbox(shape, said.append)
     other.up()
     assert other.plan.cgroup == "none"
     assert any("cards are NOT constrained" in line and "cgroup" in line for line in said)
@@ -192,6 +195,9 @@ def test_a_machine_whose_cgroups_do_not_work_gets_a_cluster_and_a_clear_word(
     )
     other.run(["sbatch", "--wait", "--wrap=true"], user="bob")
     assert other.down()
+    assert remains(other) == []
+    with pytest.raises(SandboxError, match=r"n1\.slurmd"):  # nothing takes the place of a demand
+        Sandbox(replace(shape, cgroup=refused)).up()
     assert remains(other) == []
     assert Machine.now() == machine
 

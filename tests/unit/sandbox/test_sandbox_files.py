@@ -88,7 +88,9 @@ def test_both_users_get_both_classes() -> None:
 
 def test_only_the_nodes_own_cgroups_are_recognised() -> None:
     assert cgroups._belongs("slurm_n1", {"n1"})
-    assert cgroups._belongs("slurmstepd_n1.scope", {"n1"})
+    assert cgroups._belongs("n1_slurmstepd.scope", {"n1"})
+    assert not cgroups._belongs("n10_slurmstepd.scope", {"n1"})
+    assert not cgroups._belongs("slurmstepd.scope", {"n1"})
     assert not cgroups._belongs("slurm_n10", {"n1"})
     assert not cgroups._belongs("slurm", {"n1"})
     assert not cgroups._belongs("n1", {"n1"})
