@@ -6,6 +6,8 @@ A collector: it keeps nothing between scrapes, so an ended job leaves no stale s
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +30,7 @@ from enforcer.wire.layout import CLOSE_BUCKETS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SCRAPES = 16  # at a time: each takes a thread
+SCRAPE_S = 2  # seconds for one scrape, so that a slow client does not keep its place
 PLACE_S = 0.2  # seconds that a scrape waits for a free thread
 FRESH_S = 0.5  # seconds in which scrapes get the same text, since any process may scrape
 CARD_LABELS = ("node", "uuid", "card")
@@ -311,7 +314,7 @@ def _escape(text: str, quotes: bool = True) -> str:
 
 
 class _NoLogHandler(WSGIRequestHandler):
-    timeout = 2
+    timeout = SCRAPE_S
 
     def log_message(self, *_: Any) -> None:
         """No log line per scrape."""
@@ -327,10 +330,19 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._places = threading.BoundedSemaphore(MAX_SCRAPES)
+        self._began: dict[Any, float] = {}
+
+    def service_actions(self) -> None:
+        """End scrapes that take too long: the handler's own limit is for each byte."""
+        oldest = time.monotonic() - SCRAPE_S
+        for request in [each for each, began in list(self._began.items()) if began < oldest]:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer, or refuse if no place gets free in time."""
         if self._places.acquire(timeout=PLACE_S):
+            self._began[request] = time.monotonic()
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -340,6 +352,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._began.pop(request, None)
             self._places.release()
 
 
