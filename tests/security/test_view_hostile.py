@@ -90,6 +90,19 @@ def test_many_uids_that_hold_what_they_get_keep_no_user_with_a_job_waiting(serve
         assert len(served._clients) <= MAX_UNKNOWN + 2
 
 
+def test_what_a_question_says_of_its_asker_counts_for_nothing(served, monkeypatch):
+    """The connection says who asks, and a private ledger shows him his own rows alone."""
+    monkeypatch.setattr(served._view, "_privacy", Privacy.of(["jobs", "usage"], []))
+
+    def claim(say: Say) -> None:
+        claims = {"uid": HONEST, "viewer": 0, "user": "root", "privacy": []}
+        say(ask(served.path, {"ask": "usage", "jobs": [1], **claims})["usage"])
+
+    stranger, honest = Forked(STRANGERS[0], claim), Forked(HONEST, claim)
+    with all_ended(stranger, honest):
+        assert stranger.said() == [] and len(honest.said()) == 1
+
+
 def test_a_users_places_are_few_and_he_reads_why(served):
     def crowd(say: Say) -> None:
         with contextlib.ExitStack() as stack:

@@ -109,8 +109,10 @@ static void apply_groups(struct hw *hw, struct conn *c, struct tenant *t, uint32
     } else if (arbiter && (*fd >= 0 || !shim) && !(*fd >= 0 && hw_is_control(&hw->settings, *fd))) {
         hw_fail(hw, t->index, 0, "the descriptor that it sent is not the driver's control device");
     } else if (!old && (hw_record_count(hw, t->index, slot) >= HW_CLIENTS ||
-                        ht->nrecords >= HW_TENANT_RECORDS || !room)) {
+                        ht->nrecords >= HW_TENANT_RECORDS)) {
         hw_fail(hw, t->index, 0, "it reported more clients of the driver than are followed");
+    } else if (!old && !room) {
+        hw_fail(hw, t->index, 0, "its user has as many clients of the driver as there is room for");
     } else {
         struct hw_record *r = hw_record_create(hw, t, slot, m);
         if (!r)
