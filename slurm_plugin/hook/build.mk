@@ -2,7 +2,7 @@
 # qgpu-hook: static, because it runs twice per job and ld.so would be half of its time.
 HOOK_SRC := $(wildcard slurm_plugin/hook/*.c) $(wildcard slurm_plugin/common/*.c)
 HOOK_HDR := slurm_plugin/hook/hook.h $(wildcard slurm_plugin/common/*.h) \
-            enforcer/native/abi/qgpu_abi.h
+            $(wildcard enforcer/native/abi/*.h)
 HOOK_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/hook/%.o,$(HOOK_SRC))
 
 NATIVE += $(BUILD)/bin/qgpu-hook

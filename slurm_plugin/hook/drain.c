@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "../common/paths.h"
+#include "qg_printable.h"
 
 /* Characters of the reason: enough for a sentence of advice, and still readable in `sinfo -R`.
  * Chosen, not measured. */
@@ -23,9 +24,7 @@ void hook_drain(const struct hook *hook, const char *reason)
         return;
     snprintf(node_arg, sizeof(node_arg), "NodeName=%s", hook->node);
     snprintf(reason_arg, sizeof(reason_arg), "Reason=%.*s", REASON_MAX, reason);
-    for (char *c = reason_arg; *c; c++)
-        if ((unsigned char)*c < ' ')
-            *c = ' ';
+    qg_printable(reason_arg);
     if (!hook_command(hook->scontrol, argv, NULL, 0))
         fprintf(stderr, "qgpu-hook: %s did not drain %s: the drain reason will be Slurm's own\n",
                 hook->scontrol, hook->node);

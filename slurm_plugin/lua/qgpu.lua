@@ -51,7 +51,7 @@ local function refuse(t, key, token, words)
     local all = common_words(t)
     all.token = shown(token)
     for name, word in pairs(words or {}) do
-        all[name] = type(word) == "number" and int(word) or word
+        all[name] = type(word) == "number" and int(word) or text.printable(word)
     end
     local sentence = t.messages[key]:gsub("{([a-z_]+)}", function(name)
         return all[name] or error("qgpu: the sentence " .. key .. " needs the word " .. name)

@@ -11,9 +11,14 @@ function M.int(number)
     return string.format("%.0f", number)
 end
 
--- User text fit to print: non-printable or non-ASCII bytes become '?', long text is cut.
+-- User text fit to print: bytes that are not printable ASCII become '?'.
+function M.printable(text)
+    return (text:gsub("[^\032-\126]", "?"))
+end
+
+-- The same, and long text is cut.
 function M.shown(text)
-    local safe = text:gsub("[^\032-\126]", "?")
+    local safe = M.printable(text)
     if #safe > 60 then
         safe = safe:sub(1, 57) .. "..."
     end

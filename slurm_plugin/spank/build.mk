@@ -3,7 +3,7 @@
 # part in the tests.
 SPANK_SRC := $(wildcard slurm_plugin/spank/*.c) $(wildcard slurm_plugin/common/*.c)
 SPANK_HDR := $(wildcard slurm_plugin/spank/*.h) $(wildcard slurm_plugin/common/*.h) \
-             enforcer/native/abi/qgpu_abi.h
+             $(wildcard enforcer/native/abi/*.h)
 SPANK_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/spank/%.o,$(SPANK_SRC))
 
 NATIVE += $(BUILD)/lib/qgpu_spank.so $(BUILD)/test/spank_stage

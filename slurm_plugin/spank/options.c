@@ -6,9 +6,12 @@
  */
 #include "spank_qgpu.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "qg_printable.h"
 
 static char mem[32], cards[8];
 
@@ -35,15 +38,25 @@ static bool is_size(const char *text)
            strcasecmp(suffix + 1, "ib") == 0;
 }
 
+/* The value for a sentence: printable, and not too long. */
+static const char *shown(const char *text)
+{
+    static char out[61];
+
+    snprintf(out, sizeof(out), "%s", text ? text : "");
+    qg_printable(out);
+    return out;
+}
+
 static int take_mem(int val, const char *text, int remote)
 {
     (void)val;
     if (remote)
         return ESPANK_SUCCESS;
     if (!text || strlen(text) >= sizeof(mem) || !is_size(text)) {
-        slurm_error("qgpu: --qgpu-mem=%.60s is refused: write a whole number with M, G or T, for "
+        slurm_error("qgpu: --qgpu-mem=%s is refused: write a whole number with M, G or T, for "
                     "example --qgpu-mem=12G",
-                    text ? text : "");
+                    shown(text));
         return ESPANK_BAD_ARG;
     }
     strcpy(mem, text);
@@ -57,10 +70,10 @@ static int take_cards(int val, const char *text, int remote)
         return ESPANK_SUCCESS;
     if (!text || !*text || strlen(text) > 2 || text[strspn(text, "0123456789")] || atoi(text) < 1 ||
         atoi(text) > (int)QG_MAX_CARDS) {
-        slurm_error("qgpu: --qgpu-cards=%.60s is refused: write a number of cards per node from 1 "
+        slurm_error("qgpu: --qgpu-cards=%s is refused: write a number of cards per node from 1 "
                     "to %u, for example "
                     "--gres=qgpu:30 --qgpu-cards=2",
-                    text ? text : "", QG_MAX_CARDS);
+                    shown(text), QG_MAX_CARDS);
         return ESPANK_BAD_ARG;
     }
     strcpy(cards, text);

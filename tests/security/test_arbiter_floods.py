@@ -137,6 +137,17 @@ def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
     assert any("more refusals of uid" in line for line in lines)
 
 
+def test_a_registration_writes_no_line_of_its_own(tmp_path: Path) -> None:
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings()], [grant(1)])
+        before = one.log.read_text().count("\n")
+        with connect(one.run_dir) as sock:
+            answer, _ = exchange(sock, register_message(1, uuid="\x1b[2J\nqgpu-arbiter: \u202e"))
+        assert answer.status != 0
+        wait_for(lambda: "?[2J?qgpu-arbiter: ???" in one.log.read_text(), "the refusal in the log")
+        assert one.log.read_text().count("\n") == before + 1
+
+
 def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:
     """A TCP connection whose close() waits: it has unsent data and a peer that does not read."""
     with socket.create_server(("127.0.0.1", 0)) as server:

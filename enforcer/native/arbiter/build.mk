@@ -10,7 +10,7 @@ ARB_NOT := $(if $(filter 0,$(HW)),$(ARB_HW),$(ARB_DIR)/hw/absent.c)
 ARB_SRC := $(filter-out $(ARB_NOT),$(ARB_ALL)) enforcer/native/common/qg_msg.c \
            enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
 ARB_HDR := $(wildcard $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) \
-           enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
+           $(wildcard enforcer/native/abi/*.h)
 ARB_O   := $(patsubst enforcer/native/%.c,$(ARB_OBJ)/%.o,$(ARB_SRC:$(ARB_DIR)/%=enforcer/native/%))
 ARB_NOHW_O := $(patsubst $(ARB_DIR)/%.c,$(ARB_OBJ)/%.o,$(filter-out $(ARB_HW),$(ARB_ALL))) \
               $(filter $(ARB_OBJ)/common/%,$(ARB_O))

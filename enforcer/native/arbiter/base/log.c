@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One line per event on standard error, where systemd or the sandbox collects it.
+ * One line per event on standard error, where systemd or the sandbox collects it. Some words of it
+ * come from processes of users, such as the card that a registration names.
  */
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "base/base.h"
+#include "qg_printable.h"
 
 void ar_log(const struct arbiter *a, int level, const char *fmt, ...)
 {
@@ -22,11 +24,8 @@ void ar_log(const struct arbiter *a, int level, const char *fmt, ...)
     if (m < 0)
         return;
     n = n + m < (int)sizeof(line) - 1 ? n + m : (int)sizeof(line) - 2;
-    /* Users chose some of these bytes: they must not make lines, nor reach a terminal. */
-    for (int i = 0; i < n; i++) {
-        if (line[i] < ' ' || line[i] > '~')
-            line[i] = '?';
-    }
+    line[n] = 0;
+    qg_printable(line);
     line[n++] = '\n';
     if (write(STDERR_FILENO, line, (size_t)n) < 0)
         return; /* standard error is the only place where this fault could be reported */
