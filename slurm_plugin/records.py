@@ -64,16 +64,18 @@ class Columns:
         Where a value holds the word, records are lost until one begins a line again.
         """
         pieces, count = text.split(self.end), len(self.names)
-        if pieces[-1] not in ("", "\n") or (len(pieces) <= count and pieces != [""]):
+        if text == "":
+            return []
+        if pieces[-1] not in ("", "\n") or len(pieces) <= count:
             raise SlurmError(
                 f"{command} did not answer with the fields it was asked for, but with"
                 f" '{printable(text, 80)}'"
             )
+        pieces[0], pieces[-1] = f"\n{pieces[0]}", "\n"
         found, at = [], 0
         while at + count < len(pieces):
-            first, after = pieces[at], pieces[at + count]
-            if (at == 0 or first[:1] == "\n") and after[:1] in ("\n", ""):
-                found.append([first.removeprefix("\n"), *pieces[at + 1 : at + count]])
+            if pieces[at][:1] == "\n" == pieces[at + count][:1]:
+                found.append([pieces[at][1:], *pieces[at + 1 : at + count]])
                 at += count
             else:
                 at += 1

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cli.output import aligned, user_name
 from enforcer.reporting.state import CardState, NodeState, TenantState
+from gres.printable import printable
 
 GIB = 1 << 30
 HEADER = (
@@ -108,7 +109,7 @@ def _card_line(card: CardState) -> Text:
     memory = (
         card.mem_used / card.mem_total if card.mem_used is not None and card.mem_total else None
     )
-    text = Text(f"  card {number(card.index)} {card.name:<10.10} ")
+    text = Text(f"  card {number(card.index)} {printable(card.name):<10.10} ")
     text.append(f"{bar(used)} {number(card.util):>3} % ", "green")
     text.append(f"{bar(memory, 12)} {gib(card.mem_used):>5}/{gib(card.mem_total)} GiB ", "blue")
     text.append(f"online {card.granted_online} %")
@@ -135,7 +136,7 @@ def picture(states: Sequence[NodeState], notes: Sequence[str], height: int | Non
     ]
     if hidden > 0:
         parts.append(Text(f"... and {hidden} more: qgpu top --once lists all", "dim"))
-    parts += [Text(note, "yellow") for note in notes]
+    parts += [Text(printable(note), "yellow") for note in notes]
     for part in parts:
         part.no_wrap = True
     return Group(*parts)

@@ -21,6 +21,7 @@ from cli.report.plots import PlotError
 from cli.report.text import lines
 from enforcer.ledger.read import card_series, reading
 from enforcer.ledger.schema import CardPoint, LedgerError
+from gres.printable import printable
 
 MAX_PLOTS = 40  # plots of one page, so that a browser can show it
 
@@ -41,8 +42,15 @@ def _plot(title: str, draw: Callable[[], str]) -> Plot:
         return Plot(title, None, str(error))
 
 
+def _shown(value: object) -> object:
+    """What the page shows of a value: text is made printable, SVG is ours."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def _page(**values: object) -> str:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
     text = files("configs").joinpath("report/report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(text).render(**values)
 

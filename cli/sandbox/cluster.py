@@ -266,6 +266,7 @@ class Sandbox:
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
             text=True,
+            errors="replace",  # names of jobs are any bytes
             timeout=timeout,
             check=False,
         )
@@ -286,6 +287,7 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",  # names of jobs are any bytes
         )
 
     # -- single daemons ------------------------------------------------------------

@@ -259,6 +259,7 @@ def run(cluster: Cluster, argv: list[str]) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         env={**cluster.daemons.env, "SLURM_CONF": str(cluster.layout.slurm_conf)},
         check=False,
     )

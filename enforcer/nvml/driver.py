@@ -19,6 +19,7 @@ from enforcer.nvml.port import (
 )
 from enforcer.nvml.rows import RowReader
 from gres.config.mig import Instance
+from gres.printable import printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -280,8 +281,8 @@ def _limits(nvml: Any, name: str) -> Any:
 
 
 def _text(value: str | bytes) -> str:
-    """Older drivers' bindings answer bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    """A text of the driver, printable. Older drivers' bindings answer bytes."""
+    return printable(value.decode(errors="replace") if isinstance(value, bytes) else value)
 
 
 def _united(rows: list[Any]) -> tuple[GpuProcess, ...]:

@@ -302,7 +302,7 @@ def text_of(families: Iterable[Metric]) -> bytes:
                 labels = known[key] = ",".join(f'{k}="{_escape(v)}"' for k, v in sorted(key))
             braces = f"{{{labels}}}" if labels else ""
             lines.append(f"{sample.name}{braces} {_number(sample.value)}")
-    return ("\n".join(lines) + "\n").encode()
+    return ("\n".join(lines) + "\n").encode(errors="backslashreplace")
 
 
 _number: Callable[[float], str] = floatToGoString

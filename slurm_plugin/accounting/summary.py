@@ -14,7 +14,8 @@ from slurm_plugin.records import Columns, Runner, SlurmError, run, unique, whole
 
 PREFIX = "QG1:"
 MAX_TEXT = 255  # characters of our text, so that a row of accounting stays small
-_OURS = re.compile(r"QG1:[a-z_]+=[0-9.]+(?:;[a-z_]+=[0-9.]+)*")
+# sacctmgr of 22.05 writes all in small letters.
+_OURS = re.compile(r"(?:QG1|qg1):[a-z_]+=[0-9.]+(?:;[a-z_]+=[0-9.]+)*")
 # Field of qgpu.yaml -> (field of sacct, of sacctmgr).
 FIELDS = {"admin_comment": ("AdminComment", "AdminComment"), "extra": ("Extra", "Extra")}
 
@@ -42,7 +43,7 @@ def decide(current: str, wanted: str) -> str | None:
     found = current.strip()
     if found and not _OURS.fullmatch(found):
         return None
-    if found == wanted or not _OURS.fullmatch(wanted) or len(wanted) > MAX_TEXT:
+    if found.lower() == wanted.lower() or not _OURS.fullmatch(wanted) or len(wanted) > MAX_TEXT:
         return None
     return wanted
 
@@ -92,7 +93,7 @@ def write(
             if new is not None:
                 runner(write_command(field, job, new))
                 written.append(job)
-            elif text.strip() != wanted:
+            elif text.strip().lower() != wanted.lower():
                 foreign.append(job)
     return written, foreign
 

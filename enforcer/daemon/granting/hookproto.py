@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from gres.printable import printable
+
 PROTOCOL = "qgpu-hook/1"
 MAX_MESSAGE = 65536  # bytes of one message
 MAX_VARIABLES = 64  # variables of one message: the hook sends fewer
@@ -73,5 +75,5 @@ def parse_request(data: bytes) -> Request:
 
 def format_answer(answer: Answer) -> bytes:
     """One message; the sentence is cut to what the client shows."""
-    text = answer.message.replace("\0", " ").encode()[:MAX_TEXT].decode(errors="ignore")
+    text = printable(answer.message).encode()[:MAX_TEXT].decode(errors="ignore")
     return f"{PROTOCOL} {answer.status}\0{text}".encode()

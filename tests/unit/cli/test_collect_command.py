@@ -304,6 +304,8 @@ def test_text_is_short_and_ours():
         ("", OURS),
         ("  ", OURS),
         ("QG1:busy_s=1.0", OURS),
+        ("qg1:busy_s=1.0", OURS),
+        (OURS.lower(), None),
         (OURS, None),
         ("JS1:H4sIAAAA", None),
         ("by hand", None),
@@ -320,7 +322,7 @@ def test_only_an_empty_field_or_our_own_text_is_written(current, new):
 @given(st.text(max_size=40))
 def test_no_text_of_others_is_ever_overwritten(current: str):
     if decide(current, OURS) is not None:
-        assert current.strip() == "" or current.startswith("QG1:")
+        assert current.strip() == "" or current.startswith(("QG1:", "qg1:"))
 
 
 def slurm(fields: dict[int, str], log: list[list[str]]) -> summary.Runner:
