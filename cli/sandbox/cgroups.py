@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from cli.sandbox import bpf
 from cli.sandbox.errors import SandboxError
 
 Choice = Literal["auto", "v1", "v2"]
@@ -95,8 +96,12 @@ def _probe_v2(tag: str, because: str) -> tuple[str, str]:
         trial.mkdir()
     except OSError as error:
         return "none", f"a cgroup cannot be made under {root} ({error.strerror or error})"
-    with contextlib.suppress(OSError):
-        trial.rmdir()
+    try:
+        bpf.constrain(trial)
+    except OSError as error:
+        return "none", f"a BPF program for devices cannot be attached ({error.strerror or error})"
+    finally:
+        _rmdir(trial)
     return "v2", f"cgroup v2 ({because}; devices by BPF programs)"
 
 
