@@ -65,6 +65,7 @@ class Sandbox:
             found.mig,
             cgroup_slice=found.cgroup_slice,
             cgroup_names=found.cgroup_names,
+            driver=found.driver,
         )
         return cls(options)
 

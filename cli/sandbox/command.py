@@ -19,6 +19,7 @@ from cli.sandbox.layout import Layout
 from cli.sandbox.options import (
     CGROUP_VARIABLE,
     DEFAULT_ROOT,
+    Driver,
     Placement,
     SandboxOptions,
     check_name,
@@ -154,6 +155,13 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
     show_default=True,
     help="What a job's cgroup is named after; slurm: as that version does (26.05, version 2).",
 )
+@click.option(
+    "--driver",
+    type=click.Choice(get_args(Driver)),
+    default="580",
+    show_default=True,
+    help="Generation of the simulated driver; 615 limits memory by cgroup (version 2).",
+)
 def up(
     name: str,
     state_dir: Path | None,
@@ -171,6 +179,7 @@ def up(
     cgroup: cgroups.Choice,
     cgroup_slice: str,
     cgroup_names: cgroups.Names,
+    driver: Driver,
 ) -> None:
     """Bring a sandbox up and wait until its nodes are idle."""
     begin = time.monotonic()
@@ -193,6 +202,7 @@ def up(
         cgroup,
         cgroup_slice,
         cgroup_names,
+        driver,
     )
     if slurm is not None and tree.release(slurm).version != tree.here():
         _up_in_tree(slurm, state_dir, progress)

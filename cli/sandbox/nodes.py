@@ -49,6 +49,7 @@ def _simgpu(cluster: Cluster, node: str) -> None:
             "--memory",
             str(plan.memory_mib),
         ]
+        words += ["--driver-generation", plan.driver]
         words += ["--mig", str(plan.mig)] if plan.mig else []
         return [
             *words,

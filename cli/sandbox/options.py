@@ -14,6 +14,7 @@ from gres.config.site import CLASSES, Injection
 from gres.units import UnitError, parse_mib
 
 Placement = Literal["binpack", "spread"]
+Driver = Literal["580", "615"]
 DEFAULT_ROOT = Path("/var/lib/qgpu-sandbox")
 CGROUP_VARIABLE = "QGPU_SANDBOX_CGROUP"  # default of --cgroup
 MAX_NODES = 16
@@ -75,6 +76,7 @@ class SandboxOptions:
     cgroup: cgroups.Choice = field(default_factory=default_cgroup)
     cgroup_slice: str = ""  # on cgroup v2; empty: Slurm's own
     cgroup_names: cgroups.Names = "slurm"
+    driver: Driver = "580"  # generation of the simulated driver
 
     def __post_init__(self) -> None:
         check_name(self.name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from cli.sandbox import cgroups, namespace, processes
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
-from cli.sandbox.options import MAX_CARDS, MAX_NODES, Placement, SandboxOptions
+from cli.sandbox.options import MAX_CARDS, MAX_NODES, Driver, Placement, SandboxOptions
 from gres.config.site import Injection
 
 FORMAT = 1
@@ -55,6 +55,7 @@ class Plan:
     cgroup_asked: bool = False  # by the user: then nothing takes its place
     cgroup_slice: str = ""  # on cgroup v2; empty: Slurm's own
     cgroup_names: cgroups.Names = "slurm"
+    driver: Driver = "580"
 
     @property
     def cluster(self) -> str:
@@ -241,6 +242,7 @@ def choose(options: SandboxOptions) -> Plan:
         cgroup_asked=options.cgroup != "auto",
         cgroup_slice=options.cgroup_slice,
         cgroup_names=options.cgroup_names,
+        driver=options.driver,
     )
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):
