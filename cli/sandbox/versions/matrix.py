@@ -2,8 +2,9 @@
 
 Each version runs in its tree (tree.py), the machine's own without one. The result names the exact
 version. A version that cannot be obtained is reported as *not run* with the reason, never as
-passed. Results go to build/matrix.json. `--again` is for shared machines that stall at times:
-failed tests run once more, alone, and the result notes it.
+passed. Sandboxes with Slurm 24.11 and later have cgroups version 2, where the machine has it.
+Results go to build/matrix.json. `--again` is for shared machines that stall at times: failed tests
+run once more, alone, and the result notes it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import click
 
-from cli.sandbox import services
+from cli.sandbox import cgroups, services
 from cli.sandbox.errors import SandboxError
+from cli.sandbox.options import CGROUP_VARIABLE
 from cli.sandbox.versions import tree
 
 # What depends on the version of Slurm: the live suite, SPANK built against its headers, its Lua.
@@ -46,6 +49,7 @@ SUBSET = (
     "tests/native/slurm/test_hook_client.py",
 )
 RESULT = tree.CHECKOUT / "build/matrix.json"
+FIRST_V2 = "24.11"  # older ones keep cgroups version 1, so that both are tried
 AT_A_TIME = ("-n", "2", "--dist", "loadfile")  # each worker has a sandbox of its own
 CACHE = "cache_dir=build/.pytest_cache"  # in a tree `build` is that version's own
 FAILED = ("--last-failed", "--last-failed-no-failures=none")
@@ -64,25 +68,37 @@ class Result:
     outcome: str
     seconds: int
     said: str
+    cgroup: str = ""  # the version asked for
 
     def line(self) -> str:
         """The result as one line of text."""
         return (
-            f"Slurm {self.version:<6} {self.exact or '-':<14} {self.outcome:<8} {self.seconds:>4} s"
-            f"  {self.said}"
+            f"Slurm {self.version:<6} {self.exact or '-':<14} cgroup {self.cgroup or '-':<5}"
+            f" {self.outcome:<8} {self.seconds:>4} s  {self.said}"
         )
 
 
+def cgroup_for(version: str) -> cgroups.Choice:
+    """What its sandboxes are asked to have: version 2 from FIRST_V2 on, where it is mounted."""
+    return "v2" if version >= FIRST_V2 and cgroups.unified() is not None else "auto"
+
+
 def run(
-    version: str, arguments: Sequence[str], again: bool = False, suite: Sequence[str] = SUITE
+    version: str,
+    arguments: Sequence[str],
+    again: bool = False,
+    suite: Sequence[str] = SUITE,
+    cgroup: cgroups.Choice | None = None,
 ) -> Result:
     """Run the suite on one version; its output goes to this program's."""
     begin = time.monotonic()
+    wanted = cgroup or cgroup_for(version)
 
     def done(exact: str, outcome: str, said: str) -> Result:
-        return Result(version, exact, outcome, round(time.monotonic() - begin), said)
+        return Result(version, exact, outcome, round(time.monotonic() - begin), said, wanted)
 
-    pytest = [".venv/bin/python", "-m", "pytest", "-q", "-o", CACHE, *suite]
+    pytest = ["env", f"{CGROUP_VARIABLE}={wanted}", ".venv/bin/python", "-m", "pytest"]
+    pytest += ["-q", "-o", CACHE, *suite]
     try:
         exact = _obtain(version)
     except SandboxError as error:
@@ -91,7 +107,7 @@ def run(
         _prepare(version)
     except SandboxError as error:
         return done(exact, "failed", str(error))
-    print(f"--- Slurm {version} ({exact})", flush=True)
+    print(f"--- Slurm {version} ({exact}), cgroup {wanted}", flush=True)
     said, status = _tee(_argv(version, [*pytest, *AT_A_TIME, *arguments]))
     if status == 1 and again:
         print(f"--- Slurm {version}: what failed is run once more, alone", flush=True)
@@ -140,7 +156,11 @@ def choose(left: float, others: int) -> Sequence[str]:
 
 
 def run_all(
-    versions: Sequence[str], arguments: Sequence[str], again: bool, seconds: float | None
+    versions: Sequence[str],
+    arguments: Sequence[str],
+    again: bool,
+    seconds: float | None,
+    cgroup: cgroups.Choice | None = None,
 ) -> list[Result]:
     """One after the other; what does not fit into the time is not begun."""
     end = math.inf if seconds is None else time.monotonic() + seconds
@@ -152,7 +172,7 @@ def run_all(
             why = f"{max(left, 0):.0f} s of the time were left, the subset needs {NEEDED_SUBSET} s"
             results.append(Result(version, "", "not run", 0, why))
             continue
-        results.append(run(version, arguments, again, suite))
+        results.append(run(version, arguments, again, suite, cgroup))
     return results
 
 
@@ -167,12 +187,18 @@ def run_all(
 @click.option("--others", is_flag=True, help="Only versions other than the machine's own.")
 @click.option("--again", is_flag=True, help="Run what failed once more, alone.")
 @click.option("--seconds", type=float, help="Begin no version that would not end within that time.")
+@click.option(
+    "--cgroup",
+    type=click.Choice(get_args(cgroups.Choice)),
+    help=f"Version of cgroups for all; without it 2 for Slurm {FIRST_V2} and later.",
+)
 @click.argument("arguments", nargs=-1)
 def main(
     versions: tuple[str, ...],
     others: bool,
     again: bool,
     seconds: float | None,
+    cgroup: cgroups.Choice | None,
     arguments: tuple[str, ...],
 ) -> None:
     """Run the live suite on each version of Slurm; ARGUMENTS go to pytest."""
@@ -180,7 +206,7 @@ def main(
     wanted = versions or tuple(
         name for name in sorted(tree.RELEASES) if not others or name != tree.here()
     )
-    results = run_all(wanted, arguments, again, seconds)
+    results = run_all(wanted, arguments, again, seconds, cgroup)
     Path(RESULT).write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     for result in results:
         click.echo(result.line())
