@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,9 @@ def prepare(layout: Layout, chosen: Plan) -> None:
             native_gres.install(layout)
         if chosen.cgroup == "v2":
             cgroups.make_scopes(chosen.nodes, chosen.cgroup_slice or cgroups.SLICE)
+        slurmd = shutil.which("slurmd", path=services.PATH)
+        if chosen.cgroup == "v2" and cgroups.hybrid() and slurmd is not None:
+            files.wrap_slurmd(layout, slurmd)
         usercli.write(layout)
         namespace.write_accounts(layout, chosen.first_uid)
         files.write_munge_key(layout)

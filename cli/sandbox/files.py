@@ -79,6 +79,12 @@ def install(layout: Layout) -> None:
         shutil.copy(module, layout.opt / "lua")
 
 
+def wrap_slurmd(layout: Layout, slurmd: str) -> None:
+    """Have every slurmd of the sandbox read cgroups of version 2 alone, `slurmd -G` too."""
+    preload = f"{layout.opt}/sim/libunified.so"
+    _write(layout.slurmd, f'#!/bin/sh\nLD_PRELOAD={preload} exec {slurmd} "$@"\n', 0o755)
+
+
 def make_directories(layout: Layout, plan: Plan) -> None:
     """Everything below the state directory that must exist before the first daemon."""
     layout.pids.mkdir(mode=0o700)

@@ -86,6 +86,11 @@ class Layout:
         return self.state / "opt"
 
     @property
+    def slurmd(self) -> Path:
+        """What stands before Slurm's own slurmd where that cannot start by itself."""
+        return self.opt / "bin/slurmd"
+
+    @property
     def slurm_conf(self) -> Path:
         return self.etc / "slurm.conf"
 

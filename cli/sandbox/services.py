@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.sandbox import cgroups, namespace, wait
+from cli.sandbox import namespace, wait
 from cli.sandbox.daemons import Daemons
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
@@ -207,12 +207,11 @@ def start_slurmctld(cluster: Cluster) -> None:
 
 def start_slurmd(cluster: Cluster, node: str) -> None:
     """slurmd of one node."""
-    env = {}
-    if cluster.plan.cgroup == "v2" and cgroups.hybrid():
-        env["LD_PRELOAD"] = f"{cluster.layout.opt}/sim/libunified.so"
-    argv = ["slurmd", "-D", "-N", node, "-f", str(cluster.layout.slurm_conf)]
+    wrapped = cluster.layout.slurmd
+    program = str(wrapped) if wrapped.exists() else "slurmd"
+    argv = [program, "-D", "-N", node, "-f", str(cluster.layout.slurm_conf)]
     cluster.daemons.start(
-        f"{node}.slurmd", argv, Path(f"{cluster.layout.node(node).log('slurmd')}.out"), env
+        f"{node}.slurmd", argv, Path(f"{cluster.layout.node(node).log('slurmd')}.out")
     )
 
 

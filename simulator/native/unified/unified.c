@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Preloaded into slurmd and slurmstepd of a sandbox with cgroups version 2.
+ * Preloaded into slurmd and slurmstepd of a sandbox with cgroups version 2 (files.wrap_slurmd).
  *
  * The kernel lists every mounted hierarchy in /proc/PID/cgroup, whatever the reader's mount
  * namespace has. Slurm's plugin refuses to start where it reads one of version 1. Here it reads the
