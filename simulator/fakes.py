@@ -13,6 +13,7 @@ from pathlib import Path
 
 from enforcer.clock import Clock, FakeClock, SystemClock
 from enforcer.daemon.arbiter.port import FakeArbiter
+from enforcer.daemon.audit.steps import Steps
 from enforcer.daemon.injecting.way import resolved
 from enforcer.daemon.log import setup
 from enforcer.daemon.node import NodeService
@@ -170,6 +171,26 @@ def fake_identify(node: Node, indexes: Iterable[int]) -> tuple[DeviceCard, ...]:
     return tuple(DeviceCard(node.cards[index], 245, index) for index in wanted)
 
 
+class FakeSteps(Steps):
+    """Records that a test sets, of slurmstepds that do not run."""
+
+    def __init__(self, directory: Path, node: FakeNode) -> None:
+        super().__init__(directory)
+        self._node = node
+
+    def job_of(self, pid: int) -> int | None:
+        """As the test says."""
+        return self._node.jobs_of_pids.get(pid)
+
+    def unified(self, jobs: Iterable[int]) -> dict[int, tuple[str, ...] | None]:
+        """As the test says, or none."""
+        return {job: self._node.job_cgroups.get(job) for job in jobs}
+
+    def adopt(self, jobs: Iterable[int]) -> list[int]:
+        """None: no slurmstepd runs for a fake node."""
+        return []
+
+
 class FakeNode:
     """Everything of one fake node under one directory; the parts are public so that tests can move
     them.
@@ -185,6 +206,7 @@ class FakeNode:
         self.arbiter = FakeArbiter()
         self.clock: Clock = clock or FakeClock()
         self.jobs_of_pids: dict[int, int] = {}
+        self.job_cgroups: dict[int, tuple[str, ...]] = {}  # of jobs with a slurmstepd on record
         self.owners_of_pids: dict[int, int] = {}
         self.booted_ns: int | None = None
         self.boot_id: str | None = None
@@ -199,7 +221,7 @@ class FakeNode:
             arbiter=self.arbiter,
             clock=self.clock,
             identify=fake_identify,
-            job_of_pid=self.jobs_of_pids.get,
+            steps=lambda directory: FakeSteps(directory, self),
             boot_time_ns=lambda: self.booted_ns,
             boot_id=lambda: self.boot_id,
             on_tmpfs=lambda path: self.tmpfs,

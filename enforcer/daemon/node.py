@@ -7,6 +7,7 @@ for an arbiter that is there, within bounds: README.md lists them.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError
 from enforcer.daemon.arbiter.sampling import Sampler
 from enforcer.daemon.audit.inspector import Inspector
 from enforcer.daemon.audit.procs import ancestors
+from enforcer.daemon.audit.steps import STEPS, Steps
 from enforcer.daemon.granting import ending, grantdir
 from enforcer.daemon.granting.admission import log_grant, within_the_card, without_place
 from enforcer.daemon.granting.decide import Broken, Ignore, decide, same_promise
@@ -58,6 +60,7 @@ class NodeService:
     live: LiveCards = field(init=False)
     sampler: Sampler = field(init=False)
     inspector: Inspector = field(init=False)
+    steps: Steps = field(init=False)
     memory: MemoryBackend = field(init=False)
     hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
@@ -78,7 +81,9 @@ class NodeService:
         self.markers = grantdir.MarkerWatch(self.store.directory)
         self.leftovers = ending.Leftovers(self.store, self.ports.clock)
         clock = self.ports.clock.monotonic_ns
-        self.memory = MemoryBackend(settings.memory_backend, self.nvml, cgroup2_root(), clock)
+        self.steps = self.ports.steps(self.store.directory.parent / STEPS)
+        how = (settings.memory_backend, self.nvml, cgroup2_root(), self.steps, clock)
+        self.memory = MemoryBackend(*how, functools.partial(ending.started, self.store))
         self.hardware = HardwareView(
             settings.hardware, lambda: self.nvml.call(lambda nvml: nvml.driver_version())
         )
@@ -100,12 +105,8 @@ class NodeService:
         )
 
     def _job_of(self, pid: int) -> int | None:
-        """The job of a process, by what root made.
-
-        A user to whom systemd delegated cgroups may name one job_N. Processes in it must not count
-        as the job's: they would be charged to it, and the audit would act on them.
-        """
-        job = self.ports.job_of_pid(pid) or self.runs.job_of(ancestors(pid))
+        """The job of a process, by what root made; none for a set-user-id program of a job."""
+        job = self.steps.job_of(pid) or self.runs.job_of(ancestors(pid))
         grant = None if job is None else self.grants.get(job)
         return job if grant is None or self.ports.owner_of_pid(pid) == grant.uid else None
 
@@ -121,8 +122,8 @@ class NodeService:
         for grant in self.grants.values():
             self.sampler.note(self.ledger.open_grant, grant)
         self._end_before_boot()
-        # before the markers: it may still hold the last counters of those jobs
-        self.reach_arbiter()
+        self.steps.begin(self.grants)
+        self.reach_arbiter()  # before the markers: it may hold the last counters of those jobs
         self.take_markers()
         self.runs.resume(self.grants)
         self.memory.check()

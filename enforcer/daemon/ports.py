@@ -8,7 +8,8 @@ from pathlib import Path
 
 from enforcer.clock import Clock
 from enforcer.daemon.arbiter.port import Arbiter
-from enforcer.daemon.audit.procs import alive, boot_id, boot_time_ns, job_of_pid, on_tmpfs, owner_of
+from enforcer.daemon.audit.procs import alive, boot_id, boot_time_ns, on_tmpfs, owner_of
+from enforcer.daemon.audit.steps import Steps
 from enforcer.daemon.granting.decide import Identify
 from enforcer.nvml.port import Nvml
 from enforcer.nvml.worker import NvmlCaller, NvmlInline
@@ -23,7 +24,7 @@ class Ports:
     arbiter: Arbiter
     clock: Clock
     identify: Identify = identify
-    job_of_pid: Callable[[int], int | None] = job_of_pid
+    steps: Callable[[Path], Steps] = Steps  # those recorded in a directory
     boot_time_ns: Callable[[], int | None] = boot_time_ns
     boot_id: Callable[[], str | None] = boot_id
     on_tmpfs: Callable[[Path], bool] = on_tmpfs

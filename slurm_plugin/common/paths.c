@@ -175,3 +175,39 @@ int qg_open_trusted_dir(const char *path, char *why, size_t size)
     }
     return fd;
 }
+
+int qg_open_own_dir(const char *run_dir, const char *name, unsigned mode, char *why, size_t size)
+{
+    char path[PATH_MAX];
+
+    if ((size_t)snprintf(path, sizeof(path), "%s/%s", run_dir, name) >= sizeof(path)) {
+        snprintf(why, size, "%s is too long a path", run_dir);
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    if (mode && mkdir(path, mode) != 0 && errno != EEXIST) {
+        int err = errno;
+        snprintf(why, size, "%s: %s", path, strerror(err));
+        errno = err;
+        return -1;
+    }
+    return qg_open_trusted_dir(path, why, size);
+}
+
+bool qg_leave_file(int dir, const char *name, unsigned mode, const char *text)
+{
+    char temporary[64];
+
+    snprintf(temporary, sizeof(temporary), ".%.31s.%d.tmp", name, (int)getpid());
+    unlinkat(dir, temporary, 0);
+    int fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) &&
+                fchmod(fd, mode) == 0 && renameat(dir, temporary, dir, name) == 0;
+    int err = errno;
+    if (!done)
+        unlinkat(dir, temporary, 0);
+    if (fd >= 0)
+        close(fd);
+    errno = err;
+    return done;
+}

@@ -27,4 +27,11 @@ bool qg_path_trusted(const char *path, char *why, size_t size);
  * Returns the descriptor, or -1 with errno set and a sentence in why. */
 int qg_open_trusted_dir(const char *path, char *why, size_t size);
 
+/* Opens RUN_DIR/name, a directory that root alone can change. With `mode` it is made where it is
+ * missing. Returns the descriptor, or -1 with errno set and a sentence in why. */
+int qg_open_own_dir(const char *run_dir, const char *name, unsigned mode, char *why, size_t size);
+
+/* Writes a file of that directory at once: it is there whole, or not at all. False with errno. */
+bool qg_leave_file(int dir, const char *name, unsigned mode, const char *text);
+
 #endif

@@ -61,42 +61,18 @@ static bool expected(char *line, size_t size, char *name, size_t name_size, char
     return true;
 }
 
-/* Opens RUN_DIR/spank, which root alone can read and change. With make it is created. */
-static int open_dir(const char *run_dir, bool make, char *why, size_t size)
-{
-    char path[PATH_MAX];
-
-    if ((size_t)snprintf(path, sizeof(path), "%s/" QG_PROOF_DIR, run_dir) >= sizeof(path)) {
-        snprintf(why, size, "%s is too long a path", run_dir);
-        return -1;
-    }
-    if (make && mkdir(path, 0700) != 0 && errno != EEXIST) {
-        snprintf(why, size, "%s: %s", path, strerror(errno));
-        return -1;
-    }
-    return qg_open_trusted_dir(path, why, size);
-}
-
 bool qg_proof_leave(const char *run_dir, char *why, size_t size)
 {
-    char line[QG_PROOF_MAX], name[32], temporary[64];
+    char line[QG_PROOF_MAX], name[32];
 
     if (!expected(line, sizeof(line), name, sizeof(name), why, size))
         return false;
-    int dir = open_dir(run_dir, true, why, size);
+    int dir = qg_open_own_dir(run_dir, QG_PROOF_DIR, 0700, why, size);
     if (dir < 0)
         return false;
-    snprintf(temporary, sizeof(temporary), ".%s.%d.tmp", name, (int)getpid());
-    unlinkat(dir, temporary, 0);
-    int fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    bool done = fd >= 0 && write(fd, line, strlen(line)) == (ssize_t)strlen(line) &&
-                renameat(dir, temporary, dir, name) == 0;
-    if (!done) {
+    bool done = qg_leave_file(dir, name, 0600, line);
+    if (!done)
         snprintf(why, size, "%s/" QG_PROOF_DIR "/%s: %s", run_dir, name, strerror(errno));
-        unlinkat(dir, temporary, 0);
-    }
-    if (fd >= 0)
-        close(fd);
     close(dir);
     return done;
 }
@@ -134,7 +110,7 @@ bool qg_proof_take(const char *run_dir, char *why, size_t size)
 
     if (!expected(line, sizeof(line), name, sizeof(name), why, size))
         return false;
-    int dir = open_dir(run_dir, false, why, size);
+    int dir = qg_open_own_dir(run_dir, QG_PROOF_DIR, 0, why, size);
     if (dir < 0)
         return false;
     ssize_t got = read_file(dir, name, found, sizeof(found));
@@ -156,7 +132,7 @@ void qg_proof_drop(const char *run_dir)
 {
     char why[256];
     const char *job = digits_of("SLURM_JOB_ID", NULL);
-    int dir = job ? open_dir(run_dir, false, why, sizeof(why)) : -1;
+    int dir = job ? qg_open_own_dir(run_dir, QG_PROOF_DIR, 0, why, sizeof(why)) : -1;
 
     if (dir < 0)
         return;

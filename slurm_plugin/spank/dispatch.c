@@ -6,15 +6,18 @@
  *   slurm_spank_job_prolog            in `slurmstepd spank prolog`, as root, right before slurmd's
  *                                     Prolog: writes the proof
  *   slurm_spank_init                  in all of them: registers the options; in slurmstepd, as
- *                                     root: reads the plugstack arguments
+ *                                     root: reads the plugstack arguments, notes the step
  *   slurm_spank_init_post_opt         in srun, sbatch, salloc: puts the options into the request
  *   slurm_spank_task_init_privileged  in the task's process, as root: reads the grant, makes the
  *                                     sealed descriptor
  *   slurm_spank_task_init             in the task's process, as the user, with the task's stdio:
  *                                     sets the environment, or refuses
+ *   slurm_spank_task_post_fork        in slurmstepd, as root, before the task's exec: notes the
+ *                                     step again if slurmstepd has another cgroup by then
+ *   slurm_spank_exit                  in slurmstepd, as root: forgets the step
  *
- * The two task hooks run for batch scripts, srun tasks and interactive steps, but not for the
- * extern step.
+ * task_init and task_init_privileged run for batch scripts, srun tasks and interactive steps, but
+ * not for the extern step.
  */
 #include "spank_qgpu.h"
 
@@ -35,6 +38,8 @@ int slurm_spank_init(spank_t sp, int argc, char **argv)
         qg_args_parse(argc, argv, &args);
     if (context == S_CTX_REMOTE || context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR)
         qg_options_register(sp);
+    if (context == S_CTX_REMOTE)
+        qg_step_note(sp, &args);
     return ESPANK_SUCCESS;
 }
 
@@ -80,5 +85,24 @@ int slurm_spank_task_init(spank_t sp, int argc, char **argv)
     (void)argv;
     if (spank_context() == S_CTX_REMOTE)
         qg_task_as_user(sp);
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_task_post_fork(spank_t sp, int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    if (spank_context() == S_CTX_REMOTE)
+        qg_step_note(sp, &args);
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_exit(spank_t sp, int argc, char **argv)
+{
+    (void)sp;
+    (void)argc;
+    (void)argv;
+    if (spank_context() == S_CTX_REMOTE)
+        qg_step_forget(&args);
     return ESPANK_SUCCESS;
 }

@@ -2,8 +2,8 @@
  *
  * What the sources of the SPANK plugin share. dispatch.c says which hook runs in which process and
  * as which user. options.c and client.c run in the clients (sbatch, salloc, srun), the others in
- * slurmstepd: args.c reads plugstack.conf, grant.c reads the grant as root, task.c prepares one
- * task by preload.c or mounts.c.
+ * slurmstepd: args.c reads plugstack.conf, step.c notes the step, grant.c reads the grant as root,
+ * task.c prepares one task by preload.c or mounts.c.
  */
 #ifndef QGPU_SPANK_H
 #define QGPU_SPANK_H
@@ -75,5 +75,11 @@ void qg_nvml_beside(const char *shim, char *out, size_t size);
 /* task.c: both run in the task's own process, the first as root, the second as the user. */
 void qg_task_as_root(spank_t sp, const struct qg_args *args);
 void qg_task_as_user(spank_t sp);
+void qg_node_name(char *out, size_t size); /* the node's, as slurmd knows it */
+
+/* step.c: in slurmstepd as root, for each step of each job. The record says which process is the
+ * slurmstepd of which job (docs/specs/identity.md). */
+void qg_step_note(spank_t sp, const struct qg_args *args);
+void qg_step_forget(const struct qg_args *args);
 
 #endif

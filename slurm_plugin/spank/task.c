@@ -30,7 +30,7 @@ static struct {
 
 /* The node's name, from slurmstepd's own environment. That is root's and names its slurmd (a
  * machine may have several). The job's environment is not used, as the user sets it. */
-static void node_name(char *out, size_t size)
+void qg_node_name(char *out, size_t size)
 {
     const char *node = getenv("SLURMD_NODENAME");
 
@@ -183,7 +183,7 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
             refuse_unreadable(job_id, "the job's number is unknown");
         return;
     }
-    node_name(node, sizeof(node));
+    qg_node_name(node, sizeof(node));
     enum qg_read got = QG_READ_NO_DIR;
     if (qg_expand_node(args->run_dir, node, run_dir, sizeof(run_dir)))
         got = qg_grant_read(run_dir, job_id, uid, &task.grant, task.path, sizeof(task.path), why,

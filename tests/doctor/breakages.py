@@ -28,12 +28,17 @@ def fill(site: Site, **values: object) -> None:
     site.statvfs = SimpleNamespace(**{**known, **values})
 
 
-def job_in(cgroup: str) -> Break:
-    """A job whose slurmstepd has a task in that cgroup."""
-    return both(
-        lambda s: s.process(70, "slurmstepd", JOB, cgroup=cgroup),
-        lambda s: s.process(71, "bash", "bash", parent=70, cgroup=cgroup),
-    )
+def job_in(cgroup: str, recorded: bool = True) -> Break:
+    """A job with a grant whose slurmstepd is in that cgroup."""
+
+    def record(site: Site) -> None:
+        for name in ("grants", "steps"):
+            (site.root / "run" / name).mkdir(parents=True, exist_ok=True)
+        site.write("run/grants/7.json", "{}", 0o600)
+        if recorded:
+            site.write("run/steps/70", '{"job": 7, "pid": 70, "start": 70}')
+
+    return both(lambda s: s.process(70, "slurmstepd", JOB, cgroup=cgroup), record)
 
 
 def users_link(site: Site) -> None:

@@ -270,17 +270,24 @@ RUNNING: Breakages = {
     "state_dir is missing": (lambda s: (s.root / "lib").rmdir(), "state_dir", "No such file"),
     "state_dir is full": (lambda s: fill(s, f_bavail=10), "state_dir", "is full: 0 MiB"),
     "state_dir has no inodes": (lambda s: fill(s, f_favail=0), "state_dir", "0 inodes"),
-    "cgroups are named by SLUID": (
-        job_in("0::/system.slice/slurmstepd.scope/s1AB2CD3EF4GH5/step_batch/user/task_0"),
+    "jobs have no cgroup": (
+        job_in("0::/system.slice/slurmd.service"),
         "job cgroups",
-        "finds no cgroup of job 7",
+        "slurmstepd of job 7 is in no cgroup of the job",
     ),
-    "cgroups are in another slice": (
-        job_in("0::/jobs.slice/n1_slurmstepd.scope/j7/step_batch"),
+    "slurmstepd has an older plugin": (
+        job_in("0::/system.slice/slurmstepd.scope/job_7/step_0/slurm", recorded=False),
         "job cgroups",
-        "jobs.slice",
+        "no slurmstepd of job 7 is on record",
     ),
-    "jobs have no cgroup": (job_in("0::/"), "job cgroups", "finds no cgroup of job 7"),
+    "another record than the job's": (
+        both(
+            job_in("0::/system.slice/slurmstepd.scope/job_7/step_0/slurm"),
+            lambda s: s.write("run/steps/70", '{"job": 7, "pid": 70, "start": 1}'),
+        ),
+        "job cgroups",
+        "no slurmstepd of job 7 is on record",
+    ),
     "a release that doubles gres": (
         both(yaml('"24.11"', '"25.05"'), lambda s: s.answer("slurmd", "-V", out="slurm 25.05.0")),
         "slurm",

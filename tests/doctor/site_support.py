@@ -206,7 +206,7 @@ class Site:
         folder.mkdir(exist_ok=True)
         (folder / "comm").write_text(f"{name}\n")
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
-        (folder / "stat").write_text(f"{pid} ({name}) S {parent} 0 0")
+        (folder / "stat").write_text(f"{pid} ({name}) S {parent}" + " 0" * 17 + f" {pid} 0 0\n")
         (folder / "cgroup").write_text(f"{cgroup}\n")
 
     def end(self, pid: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -16,6 +18,9 @@ import pytest
 NATIVE = Path(__file__).resolve().parents[1] / "support/node"
 sys.path.insert(0, str(NATIVE))
 from arbiter_support import ROOT, Arbiter, arbiter, grant, settings  # noqa: E402
+from steps_support import start_of, step_record  # noqa: E402
+
+from enforcer.daemon.audit.steps import depth_inside, job_dirs  # noqa: E402
 
 pytestmark = [
     pytest.mark.native,
@@ -34,29 +39,61 @@ if uid:
 answer, fds = exchange(connect(Path(sys.argv[1])), register_message(job), proof)
 print(answer.status, answer.message.decode())
 """
-STEP = (
-    "import subprocess, sys; subprocess.run(['python', '-c', *sys.argv[2:]], "
-    "executable=sys.argv[1])"
-)
+# Waits to be recorded, then starts its task: an orphan if it is to be one.
+STEP = """
+import os, subprocess, sys
+orphan, program, *words = sys.argv[1:]
+sys.stdin.readline()
+if orphan and os.fork():
+    os._exit(0)
+subprocess.run(["python", "-c", *words], executable=program)
+"""
+UNNAMED = "python"
+
+
+class Step:
+    """A process that plays slurmstepd: `title` is its first word, `cgroup` where root put it."""
+
+    def __init__(self, title: str = UNNAMED, cgroup: Path | None = None) -> None:
+        self.title, self.cgroup = title, cgroup
+
+    def run(self, one: Arbiter, recorded: int, orphan: bool, args: list[str]) -> tuple[int, str]:
+        env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}:{sysconfig.get_path('purelib')}"}
+        # Under another argv[0] Python does not find its virtual environment, so the packages are
+        # named as well.
+        command = [self.title, "-c", STEP, "orphan" if orphan else "", sys.executable, *args]
+        with subprocess.Popen(
+            command,
+            executable=sys.executable,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as stepd:
+            if self.cgroup is not None:
+                (self.cgroup / "cgroup.procs").write_text(str(stepd.pid))
+            if recorded:
+                step_record(one.run_dir, recorded, stepd.pid, start_of(stepd.pid))
+            out, _ = stepd.communicate("go\n", timeout=60)
+        assert out, "the task said nothing"
+        status, _, message = out.rstrip("\n").partition(" ")
+        return int(status), message
 
 
 def ask(
-    one: Arbiter, job: int, step: str = "", proof_of: int = 0, cgroup: str = "", uid: int = 0
+    one: Arbiter,
+    job: int,
+    step: Step | None = None,
+    recorded: int = 0,
+    proof_of: int = 0,
+    cgroup: Path | None = None,
+    orphan: bool = False,
 ) -> tuple[int, str]:
-    """Register a new process for `job`: below a process called `step`, with a grant of a job, in
-    a cgroup.
+    """Register a new process for `job`: below a slurmstepd that is on record for a job, with a
+    grant of a job, in a cgroup.
     """
-    args = [CHILD, str(one.run_dir), str(job), str(proof_of), str(uid), cgroup]
-    command = [step or sys.executable, "-c", STEP, sys.executable, *args]
-    # Under another argv[0] Python does not find its virtual environment, so the packages are named
-    # as well.
-    env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}:{sysconfig.get_path('purelib')}"}
-    done = subprocess.run(
-        command, executable=sys.executable, env=env, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout, done.stderr
-    status, _, message = done.stdout.rstrip("\n").partition(" ")
-    return int(status), message
+    args = [CHILD, str(one.run_dir), str(job), str(proof_of), "0", str(cgroup or "")]
+    return (step or Step()).run(one, recorded, orphan, args)
 
 
 @pytest.fixture
@@ -66,35 +103,21 @@ def node(tmp_path: Path) -> Iterator[Arbiter]:
         yield one
 
 
-def test_step_daemon_above_is_enough(node: Arbiter) -> None:
-    assert ask(node, 55, "slurmstepd: [55.batch]") == (0, "")
-    assert ask(node, 55, "slurmstepd: [55.0]") == (0, "")
+def test_recorded_step_daemon_above_is_enough(node: Arbiter) -> None:
+    assert ask(node, 55, recorded=55) == (0, "")
+    assert ask(node, 56, recorded=56) == (0, "")
 
 
 def test_step_daemon_of_another_job_outweighs_a_good_proof(node: Arbiter) -> None:
-    status, message = ask(node, 56, "slurmstepd: [55.batch]", proof_of=56)
+    status, message = ask(node, 56, recorded=55, proof_of=56)
     assert status == errno.EPERM and "belongs to job 55, not to job 56" in message
 
 
-@pytest.mark.parametrize(
-    "name", ["slurmstepd: [55x.batch]", "slurmstepd: [.batch]", "my slurmstepd: [55.batch]"]
-)
-def test_other_names_prove_nothing(node: Arbiter, name: str) -> None:
-    status, message = ask(node, 55, name)
+def test_names_prove_nothing(node: Arbiter) -> None:
+    """As sudo's, whose four ids are root's while it waits, and whose first word is the user's."""
+    status, message = ask(node, 55, Step("slurmstepd: [55.batch]"))
     assert status == errno.EPERM and "below no slurmstepd of job 55" in message
-    assert ask(node, 55, name, proof_of=55) == (0, "")
-
-
-def test_own_name_proves_nothing(node: Arbiter) -> None:
-    """Only ancestors count: a process may call itself what it likes."""
-    # Under another argv[0] Python does not find its virtual environment, so the packages are named
-    # as well.
-    env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}:{sysconfig.get_path('purelib')}"}
-    command = ["slurmstepd: [55.batch]", "-c", CHILD, str(node.run_dir), "55", "0", "0", ""]
-    done = subprocess.run(
-        command, executable=sys.executable, env=env, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.startswith(str(errno.EPERM)), done.stdout + done.stderr
+    assert ask(node, 55, Step("slurmstepd: [55.batch]"), proof_of=55) == (0, "")
 
 
 def hierarchy() -> Path | None:
@@ -115,32 +138,119 @@ def hierarchy() -> Path | None:
 
 @pytest.fixture
 def groups() -> Iterator[Path]:
+    """A scope as slurmd makes it, with the cgroups of two jobs: SLUIDs for names."""
     root = hierarchy()
     if root is None:
         pytest.skip("no cgroup hierarchy in which a group can be made")
-    base = root / f"slurm-qgpu-{os.getpid()}"
-    inner = base / "job_55" / "step_0" / "job_56"
-    inner.mkdir(parents=True)
+    base = root / f"scope-qgpu-{os.getpid()}"
+    made = [base / name for name in ("s55/step_0/user/task_0", "s55/step_0/slurm")]
+    made += [base / "s55/step_extern/user/task_special", base / "s55/step_0/user/task_0/job_56"]
+    made += [base / "s56/step_0/slurm", base / "slurm/uid_0/job_55/step_0"]
+    for path in made:
+        path.mkdir(parents=True, exist_ok=True)
     yield base
-    for group in (inner, inner.parent, inner.parents[1], base):
+    for group in sorted(base.glob("**/"), key=lambda path: -len(path.parts)):
         group.rmdir()
 
 
-def test_cgroup_names_the_job(node: Arbiter, groups: Path) -> None:
-    step = groups / "job_55" / "step_0"
-    assert ask(node, 55, cgroup=str(step)) == (0, "")
-    status, message = ask(node, 56, "slurmstepd: [56.batch]", proof_of=56, cgroup=str(step))
-    assert status == errno.EPERM and "belongs to job 55, not to job 56" in message
+def test_the_cgroup_of_the_step_daemon_is_the_jobs(node: Arbiter, groups: Path) -> None:
+    """No ancestor and no grant: a daemon, or a session that pam_slurm_adopt moved there."""
+    stepd = Step(cgroup=groups / "s55/step_0/slurm")
+    with recorded_daemon(node, 55, stepd.cgroup):
+        for place in ("step_0/user/task_0", "step_extern/user/task_special"):
+            assert ask(node, 55, cgroup=groups / "s55" / place) == (0, ""), place
+        status, message = ask(node, 56, cgroup=groups / "s55/step_0", proof_of=56)
+        assert status == errno.EPERM and "belongs to job 55, not to job 56" in message
+
+
+@contextlib.contextmanager
+def recorded_daemon(one: Arbiter, job: int, cgroup: Path | None) -> Iterator[int]:
+    """A slurmstepd of that job lives in that cgroup meanwhile."""
+    with subprocess.Popen(["sleep", "600"]) as daemon:
+        try:
+            if cgroup is not None:
+                (cgroup / "cgroup.procs").write_text(str(daemon.pid))
+            step_record(one.run_dir, job, daemon.pid, start_of(daemon.pid))
+            yield daemon.pid
+        finally:
+            daemon.kill()
+
+
+def test_an_orphan_stays_its_jobs(node: Arbiter, groups: Path) -> None:
+    with recorded_daemon(node, 55, groups / "s55/step_0/slurm"):
+        task = groups / "s55/step_0/user/task_0"
+        assert ask(node, 55, cgroup=task, orphan=True) == (0, "")
+    status, message = ask(node, 55, orphan=True, recorded=55)
+    assert status == errno.EPERM and "it sent no grant" in message, "its slurmstepd ended"
+
+
+def test_names_of_cgroups_prove_nothing(node: Arbiter, groups: Path) -> None:
+    with recorded_daemon(node, 55, groups / "s55/step_0/slurm"):
+        for liar in ("slurm/uid_0/job_55/step_0", "slurm/uid_0/job_55", ".", "s56/step_0/slurm"):
+            status, message = ask(node, 55, cgroup=groups / liar)
+            assert status == errno.EPERM and "is in no cgroup" in message, liar
 
 
 def test_group_below_the_own_one_does_not_change_the_job(node: Arbiter, groups: Path) -> None:
-    inner = groups / "job_55" / "step_0" / "job_56"
-    assert ask(node, 55, cgroup=str(inner)) == (0, "")
-    assert ask(node, 56, proof_of=56, cgroup=str(inner))[0] == errno.EPERM
+    inner = groups / "s55/step_0/user/task_0/job_56"
+    with (
+        recorded_daemon(node, 55, groups / "s55/step_0/slurm"),
+        recorded_daemon(node, 56, groups / "s56/step_0/slurm"),
+    ):
+        assert ask(node, 55, cgroup=inner) == (0, "")
+        assert ask(node, 56, proof_of=56, cgroup=inner)[0] == errno.EPERM
 
 
-def _start_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+def test_a_directory_of_two_jobs_is_nobodys(node: Arbiter, groups: Path) -> None:
+    with (
+        recorded_daemon(node, 55, groups / "s55/step_0/slurm"),
+        recorded_daemon(node, 56, groups / "s55/step_extern"),
+    ):
+        assert ask(node, 55, cgroup=groups / "s55/step_0")[0] == errno.EPERM
+        assert ask(node, 55, cgroup=groups / "s55/step_0", proof_of=55) == (0, "")
+
+
+@pytest.mark.parametrize("mode, uid", [(0o664, 0), (0o646, 0), (0o644, 65534)])
+def test_record_that_others_can_write_proves_nothing(node: Arbiter, mode: int, uid: int) -> None:
+    me = os.getpid()
+    path = step_record(node.run_dir, 55, me, start_of(me))
+    path.chmod(mode)
+    os.chown(path, uid, -1)
+    assert ask(node, 55)[0] == errno.EPERM
+    path.unlink()
+    step_record(node.run_dir, 55, me, start_of(me) + 1)
+    assert ask(node, 55)[0] == errno.EPERM, "another process had that number"
+    os.chown(path.parent, 65534, -1)
+    step_record(node.run_dir, 55, me, start_of(me))
+    assert ask(node, 55)[0] == errno.EPERM, "its directory is not root's"
+    os.chown(path.parent, 0, -1)
+    assert ask(node, 55) == (0, "")
+
+
+def _library() -> ctypes.CDLL:
+    steps = ctypes.CDLL(str(ROOT / "build/test/libqgpu_steps.so"))
+    steps.steps_job_dirs.restype = ctypes.c_char_p
+    steps.steps_inside.restype = ctypes.c_size_t
+    return steps
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/slurm_n1/uid_1/job_7", "/slurm_n1/uid_1/job_7/step_batch", "/s/s2R6G/step_0/slurm"),
+        *("/a/step_1/b/step_2/slurm", "/step_1/slurm", "/", "", "/x/slurmd.service"),
+        *("/a/step_/b", "/step_1/uid_5/x", "/uid_5/x", "/uid_5", "/../x/job_1/step_0"),
+    ],
+)
+def test_both_languages_read_the_same(path: str) -> None:
+    """enforcer/daemon/audit/steps.py has the same rule."""
+    text, library = f"12:cpu,cpuacct:/x\n4:freezer:{path}\n0::{path}\n", _library()
+    dirs = library.steps_job_dirs(text.encode()).decode().splitlines()
+    assert tuple(dirs) == job_dirs(text)
+    for place in (f"{path}/below", path, f"{path}x", "/x", "/slurm_n1/uid_1/job_7/y"):
+        lines = f"4:freezer:{place}\n0::/\n"
+        found = library.steps_inside(lines.encode(), "".join(f"{d}\n" for d in dirs).encode())
+        assert found == depth_inside(lines, dirs), place
 
 
 def _program(one: Arbiter, job: int, text: str, mode: int = 0o644, uid: int = 0) -> Path:
@@ -154,7 +264,7 @@ def _program(one: Arbiter, job: int, text: str, mode: int = 0o644, uid: int = 0)
 
 def test_a_descendant_of_the_program_with_the_grant_needs_no_descriptor(node):
     me = os.getpid()
-    _program(node, 55, json.dumps({"pid": me, "start": _start_of(me)}))
+    _program(node, 55, json.dumps({"pid": me, "start": start_of(me)}))
     assert ask(node, 55) == (0, "")
     status, why = ask(node, 56)
     assert status == errno.EPERM and "it sent no grant" in why, (
@@ -175,7 +285,7 @@ def test_a_descendant_of_the_program_with_the_grant_needs_no_descriptor(node):
     ],
 )
 def test_a_file_of_another_user_or_not_of_root_proves_nothing(node, text, mode, uid):
-    start = _start_of(os.getpid())
+    start = start_of(os.getpid())
     names = {"me": os.getpid(), "start": start, "late": start + 1}
     _program(node, 55, text % names, mode, uid)
     status, why = ask(node, 55)
@@ -185,7 +295,7 @@ def test_a_file_of_another_user_or_not_of_root_proves_nothing(node, text, mode, 
 def test_the_child_of_another_program_proves_nothing(node):
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
-            _program(node, 55, json.dumps({"pid": other.pid, "start": _start_of(other.pid)}))
+            _program(node, 55, json.dumps({"pid": other.pid, "start": start_of(other.pid)}))
             assert ask(node, 55)[0] == errno.EPERM
         finally:
             other.kill()
@@ -193,7 +303,7 @@ def test_the_child_of_another_program_proves_nothing(node):
 
 def test_a_link_in_the_place_of_that_file_proves_nothing(node):
     me = os.getpid()
-    path = _program(node, 55, json.dumps({"pid": me, "start": _start_of(me)}))
+    path = _program(node, 55, json.dumps({"pid": me, "start": start_of(me)}))
     path.rename(path.with_name("real"))
     path.symlink_to("real")
     assert ask(node, 55)[0] == errno.EPERM

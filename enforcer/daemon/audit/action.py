@@ -1,8 +1,7 @@
 """Stops, kills or continues processes of one job, never those of another.
 
-The job of a process comes from what root made: its cgroup, a root-owned slurmstepd among its
-ancestors, or descent from the process that qgpud gave a grant to. All four user ids must be the
-grant's, so a setuid program is left alone. A pidfd holds the process during the check, so the
+The job of a process comes from what root made (docs/specs/identity.md). All four user ids must be
+the grant's, so a setuid program is left alone. A pidfd holds the process during the check, so the
 signal cannot reach a later process with the same pid.
 """
 

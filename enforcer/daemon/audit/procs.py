@@ -1,4 +1,4 @@
-"""Finds the job of a process, and the jobs on this machine, from /proc alone."""
+"""What /proc says of a process: owner, ancestors, state, cgroup."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pathlib import Path
 from enforcer.daemon import mounttable
 
 PROC = Path("/proc")
-_CGROUP = re.compile(r"/job_([0-9]{1,10})(?:/|$)", re.MULTILINE)
-_STEPD = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
 MAX_DEPTH = 64  # ancestors followed, against loops while processes end
 GONE = (b"Z", b"X")
 STOPPED = (b"T", b"t")
@@ -53,12 +51,6 @@ class ThreadBudget:
     def stop_waits(self, pid: int) -> bool:
         """`stop_waits` within the budget."""
         return stop_waits(pid, budget=self)
-
-
-def job_of_cgroup(text: str) -> int | None:
-    """The job that a /proc/PID/cgroup names (v1 or v2), None if none or if its lines disagree."""
-    found = {int(match) for match in _CGROUP.findall(text)}
-    return found.pop() if len(found) == 1 else None
 
 
 def _read(path: Path) -> bytes:
@@ -223,7 +215,7 @@ def alive(pid: int, proc: Path = PROC) -> bool:
     return start_ticks(pid, proc) is not None
 
 
-def _cgroups(pid: int, proc: Path) -> str:
+def cgroups_of(pid: int, proc: Path = PROC) -> str:
     """Its /proc/PID/cgroup; if its first thread ended, that of a running thread.
 
     Version 1 shows the root cgroup for threads that ended.
@@ -233,25 +225,6 @@ def _cgroups(pid: int, proc: Path) -> str:
         with contextlib.suppress(TooManyThreadsError):
             process = next((task for task, _ in _live_threads(pid, proc)), process)
     return _read(process / "cgroup").decode(errors="replace")
-
-
-def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
-    """The job of a process: by its cgroup, else by a root-owned slurmstepd among its ancestors."""
-    job = job_of_cgroup(_cgroups(pid, proc))
-    if job is not None:
-        return job
-    for _ in range(MAX_DEPTH):
-        facts = _parent_and_uids(proc, pid)
-        if facts is None or pid <= 1:
-            return None
-        if facts[1] == {
-            0
-        }:  # a setuid program keeps its caller's real uid, and any name the caller gave it
-            match = _STEPD.match(_read(proc / str(pid) / "cmdline"))
-            if match:
-                return int(match[1])
-        pid = facts[0]
-    return None
 
 
 def boot_time_ns(proc: Path = PROC) -> int | None:

@@ -27,8 +27,13 @@ def fetched(store: GrantStore, grant: Grant | None, reason: str) -> bool | None:
     """Whether a task fetched the grant; None where unknown or meaningless."""
     if grant is None or grant.state != "active" or is_run(grant.job_id) or reason not in _BY_SLURM:
         return None
+    return started(store, grant.job_id)
+
+
+def started(store: GrantStore, job_id: int) -> bool | None:
+    """Whether a task of the job has fetched its grant; None where unknown."""
     try:
-        return store.was_fetched(grant.job_id)
+        return store.was_fetched(job_id)
     except (GrantError, OSError):
         return None
 

@@ -23,8 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from enforcer.daemon.audit.steps import Steps
 from enforcer.daemon.limits.cgroups import JobCgroups
 from enforcer.daemon.limits.probe import Probe, probe
+from enforcer.daemon.limits.unfound import Unfound
 from enforcer.daemon.log import emit
 from enforcer.nvml.port import CardLostError, Nvml, NvmlError
 from enforcer.nvml.worker import NvmlCaller, NvmlStuckError
@@ -88,7 +90,9 @@ class MemoryBackend:
     setting: Setting
     nvml: NvmlCaller
     root: Path | None
+    steps: Steps
     clock: Callable[[], int] = time.monotonic_ns
+    started: Callable[[int], bool | None] = lambda job: None  # whether a task of it has
     _probe: Probe | None = None
     _jobs: JobCgroups | None = None
     _probe_due_ns: int = 0
@@ -96,6 +100,7 @@ class MemoryBackend:
     _settled: dict[int, _Settled] = field(default_factory=dict)  # jobs with all limits in place
     # jobs with logged refusals: no other job has any
     _failing: set[int] = field(default_factory=set)
+    _unfound: Unfound = field(default_factory=Unfound)
     _stubborn: dict[str, str] = field(
         default_factory=dict
     )  # cards that refused a real limit to the end
@@ -146,7 +151,8 @@ class MemoryBackend:
         if self.setting == "ledger":
             return self.check().nowhere
         refusal = self._probe.refusal if self._probe is not None else "the driver was not asked yet"
-        return refusal or next(iter(self._stubborn.values()), "") or next(self._refused(), "")
+        lasting = next(iter(self._stubborn.values()), "") or self._unfound.why()
+        return refusal or lasting or next(self._refused(), "")
 
     def _refused(self, job_id: int | None = None, uuid: str | None = None) -> Iterator[str]:
         """Sentences about the limits that are refused now, of all jobs and cards or of one."""
@@ -164,7 +170,7 @@ class MemoryBackend:
         if self.setting != "nvml":
             return ""
         reasons = (found.why(uuid) or self._stubborn.get(uuid) for uuid in cards)
-        why = next((reason for reason in reasons if reason), "")
+        why = next((reason for reason in reasons if reason), "") or self._unfound.why()
         return why and f"enforcer.memory_backend is nvml, but {why}"
 
     def run_fault(self) -> str:
@@ -190,6 +196,7 @@ class MemoryBackend:
             why = next(self._refused(grant.job_id, card.uuid), "")
         if not why and grant.job_id >= RUN_BASE:
             why = OF_RUNS
+        why = why or self._unfound.why(grant.job_id)
         if not why and (not mine or any(held.now != card.mem_cap for held in mine)):
             why = "the driver has not taken the limit yet"
         return ("cooperative" if why else "hard"), why
@@ -243,9 +250,11 @@ class MemoryBackend:
         # A `qgpu run` program stays in its user's cgroup, which qgpud must not limit.
         jobs = [grant for grant in grants if grant.state == "active" and grant.job_id < RUN_BASE]
         self._jobs = self._jobs or JobCgroups(self.root)
-        there = self._jobs.scan(grant.job_id for grant in jobs)
+        places = self.steps.unified(grant.job_id for grant in jobs)
+        there = self._jobs.scan({job: paths or () for job, paths in places.items()})
         for grant in jobs:
             cgroups, settled = there.get(grant.job_id, ()), self._settled.get(grant.job_id)
+            self._unfound.note(grant.job_id, bool(cgroups), places[grant.job_id], self.started)
             if settled is None or not settled.holds(cgroups, grant.cards, self._probe):
                 self._settle(grant, cgroups, self._probe)
 
@@ -354,6 +363,7 @@ class MemoryBackend:
     def release(self, job_id: int) -> None:
         """Take the job's limits away before slurmd removes its cgroups."""
         self._failing.discard(job_id)
+        self._unfound.drop(job_id)
         self._settled.pop(job_id, None)
         for limit, held in self._held.pop(job_id, {}).items():
             if held.now is not None and held.before is not None and limit.cgroup.exists():

@@ -7,11 +7,10 @@ one is made or removed (seen on Linux 6.18).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SLICE, SCOPE = "system.slice", "slurmstepd.scope"
 Tree = dict[str, tuple[str, ...]]  # directory -> the directories in it
 
 
@@ -24,10 +23,6 @@ def _directories(path: str) -> tuple[str, ...]:
             )
     except OSError:
         return ()
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _visit(path: str, known: Mapping[str, tuple[str, ...]], found: Tree) -> bool:
@@ -60,29 +55,25 @@ class _Job:
 
 @dataclass
 class JobCgroups:
-    """The cgroups of jobs below `root`, as slurmd 22.05 and later make them."""
+    """The cgroups of jobs below `root`, where their slurmstepds are (docs/specs/identity.md)."""
 
     root: Path
     _known: dict[str, _Job] = field(default_factory=dict)  # by the job's own directory
 
-    def scan(self, jobs: Iterable[int]) -> dict[int, tuple[Path, ...]]:
-        """Each job's own cgroup and the leaves below it; the same object while nothing changed."""
-        wanted = {f"job_{job}": job for job in jobs}
+    def scan(self, jobs: Mapping[int, Iterable[str]]) -> dict[int, tuple[Path, ...]]:
+        """Each job's own cgroup and the leaves below it; the same object while nothing changed.
+
+        `jobs`: the paths of each job's own cgroup.
+        """
         known, self._known = self._known, {}
         found: dict[int, tuple[Path, ...]] = {}
-        for top in self._tops(wanted) if wanted else ():
-            job_id, job = wanted[_name(top)], self._scan_job(top, known.get(top))
+        for job_id, path in ((job_id, path) for job_id, paths in jobs.items() for path in paths):
+            top = f"{self.root}/{path.strip('/')}"
+            job = self._scan_job(top, known.get(top)) if ".." not in path.split("/") else None
             if job is not None:
                 self._known[top] = job
-                # A node with two slurmds may have a job number twice.
                 found[job_id] = found.get(job_id, ()) + job.paths
         return found
-
-    def _tops(self, wanted: Mapping[str, int]) -> Iterator[str]:
-        """The own directories of the wanted jobs, from one listing of each scope."""
-        for scope in _directories(str(self.root / SLICE)):
-            if scope.endswith(SCOPE):
-                yield from (top for top in _directories(scope) if _name(top) in wanted)
 
     def _scan_job(self, top: str, before: _Job | None) -> _Job | None:
         tree: Tree = {}

@@ -342,7 +342,7 @@ class Asks:
 
     def _check_program(self, peer: Peer, pidfd: int) -> None:
         """Check that the program may have its own grant. Raises RefusedError."""
-        uids, job = uids_of(peer.pid), self._service.ports.job_of_pid(peer.pid)
+        uids, job = uids_of(peer.pid), self._service.steps.job_of(peer.pid)
         if _ended(pidfd):
             raise RefusedError("the program that asked is gone")
         if uids != {peer.uid}:

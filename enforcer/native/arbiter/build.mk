@@ -20,7 +20,7 @@ ARB_CFLAGS := $(QG_CFLAGS) -I$(ARB_DIR) -pthread
 # twentieth less.
 NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan \
           $(BUILD)/test/qgpu-arbiter-tsan $(BUILD)/test/qgpu-arbiter-nohw \
-          $(BUILD)/test/libqgpu_policy.so
+          $(BUILD)/test/libqgpu_policy.so $(BUILD)/test/libqgpu_steps.so
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
@@ -49,5 +49,9 @@ $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer $(ARB_SRC) -o $@
 
 $(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy/*.c) $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(ARB_CFLAGS) -shared $(filter %.c,$^) -o $@
+
+$(BUILD)/test/libqgpu_steps.so: $(ARB_DIR)/serve/steps.c $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(ARB_CFLAGS) -shared $(filter %.c,$^) -o $@

@@ -35,12 +35,14 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out.strip()
 
 
-def under_slurm(*words: str | Path) -> list[str]:
-    """As a descendant of a step's slurmstepd: who closed its grant's descriptor is known by
+def under_slurm(rig: Rig, *words: str | Path) -> list[str]:
+    """As a descendant of a recorded slurmstepd: who closed its grant's descriptor is known by
     that.
     """
-    inner = " ".join(map(str, (PROGRAM, *words)))
-    return ["/bin/bash", "-c", f"exec -a 'slurmstepd: [{JOB}.0]' /bin/bash -c '{inner}; exit $?'"]
+    text = f'{{"job": {JOB}, "pid": %d, "start": %d}}\\n'
+    record = f"printf '{text}' $$ $(cut -d' ' -f22 /proc/$$/stat) > {rig.run_dir}/steps/$$"
+    (rig.run_dir / "steps").mkdir(exist_ok=True)
+    return ["/bin/bash", "-c", f"{record}; {' '.join(map(str, (PROGRAM, *words)))}; exit $?"]
 
 
 def nothing_left(rig: Rig, launches: int) -> None:
@@ -54,7 +56,7 @@ def nothing_left(rig: Rig, launches: int) -> None:
 
 @pytest.mark.parametrize("what", EXACT)
 def test_strange_program(rig: Rig, what: str) -> None:
-    launches = int(ended(rig.spawn(under_slurm(what), rig.grants[JOB])))
+    launches = int(ended(rig.spawn(under_slurm(rig, what), rig.grants[JOB])))
     nothing_left(rig, launches)
     assert rig.link.stats()[0].launches == launches
 

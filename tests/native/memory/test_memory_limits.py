@@ -37,6 +37,7 @@ pytestmark = [
 BACKEND = """
 import json, sys
 from pathlib import Path
+from enforcer.daemon.audit.steps import Steps
 from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.nvml.worker import NvmlInline
 from enforcer.nvml.driver import PynvmlNvml
@@ -45,7 +46,11 @@ nvml = PynvmlNvml(sys.argv[1])
 info = nvml.cards()[0]
 card = GrantCard(info.uuid, info.minor, 0, 30, 1 << 30, info.mem_total)
 grant = Grant(9, 0, 0, "n1", "active", "offline", cards=(card,))
-backend = MemoryBackend("auto", NvmlInline(lambda: nvml), Path(sys.argv[2]))
+class Recorded(Steps):
+    def unified(self, jobs):
+        return {9: ("/system.slice/n1_slurmstepd.scope/job_9",)}
+steps = Recorded(Path("/none"))
+backend = MemoryBackend("auto", NvmlInline(lambda: nvml), Path(sys.argv[2]), steps)
 found = backend.check()
 backend.apply([grant])
 limits = [] if not found.anywhere else [nvml.memory_limits(info.uuid, sys.argv[3]).hard]

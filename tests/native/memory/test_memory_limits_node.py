@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from node_support import Chain, until, work
+from steps_support import start_of, step_record
 
 from enforcer.daemon.requests.protocol import ask
 from simulator.sim import SimConfig, Simulator
@@ -80,30 +81,47 @@ pytestmark = [
 
 
 class Cgroups:
-    """The cgroups of one job, as slurmstepd makes them."""
+    """The cgroups of one job, as slurmstepd makes them, and what plays slurmstepd."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: str) -> None:
         root = unified()
         assert root is not None
         self._made: list[Path] = []
-        self.job = root / f"system.slice/qgpu{os.getpid()}_slurmstepd.scope/job_{JOB}"
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self.job = root / place
 
-    def make(self, step: int) -> Path:
+    def make(self, chain: Chain, step: int) -> Path:
         leaf = self.job / f"step_{step}/user/task_0"
-        missing = [path for path in (leaf, *leaf.parents) if not path.exists()]
-        leaf.mkdir(parents=True)
-        self._made = missing + self._made
+        own = self.job / f"step_{step}/slurm"
+        missing = {path for end in (leaf, own) for path in (end, *end.parents) if not path.exists()}
+        for path in (leaf, own):
+            path.mkdir(parents=True)
+        self._made += missing
+        self._daemons.append(subprocess.Popen(["sleep", "600"]))
+        pid = self._daemons[-1].pid
+        (own / "cgroup.procs").write_text(str(pid))
+        step_record(chain.directory / "run", JOB, pid, start_of(pid))
         return leaf
 
     def remove(self) -> None:
+        for daemon in self._daemons:
+            daemon.kill()
+            daemon.wait()
         for path in sorted(self._made, key=lambda path: -len(path.parts)):
             with contextlib.suppress(OSError):
                 path.rmdir()
 
 
-@pytest.fixture
-def cgroups() -> Iterator[Cgroups]:
-    made = Cgroups()
+PLACES = {
+    "job_N": f"system.slice/qgpu{os.getpid()}_slurmstepd.scope/job_{JOB}",
+    "SLUID": f"system.slice/qgpu{os.getpid()}_slurmstepd.scope/s0M5M8G3F4J900",
+    "slice": f"qgpu{os.getpid()}.slice/slurmstepd.scope/job_{JOB}",
+}
+
+
+@pytest.fixture(params=PLACES)
+def cgroups(request) -> Iterator[Cgroups]:
+    made = Cgroups(PLACES[request.param])
     yield made
     made.remove()
 
@@ -165,10 +183,10 @@ def test_driver_holds_jobs_to_their_caps_from_prolog_to_epilog(node, cgroups):
     assert strengths(chain) == ["hard"] and "name=nvml strength=hard" in chain.log()
     assert chain.hook("prolog", JOB, TAG) == 0
     assert strengths(chain) == ["hard", "cooperative"], "no cgroup yet"
-    first = cgroups.make(0)
+    first = cgroups.make(chain, 0)
     until(lambda: strengths(chain) == ["hard"])
     assert refused(chain, first)
-    later = cgroups.make(1)
+    later = cgroups.make(chain, 1)
     until(lambda: f"cgroup={later}".replace(str(unified()), "/sys/fs/cgroup") in chain.log())
     assert refused(chain, later)
     restart(chain)
@@ -182,7 +200,7 @@ def test_limit_that_the_driver_refuses_for_a_while_is_set_when_it_does_not(node,
     chain = node()
     assert chain.hook("prolog", JOB, TAG) == 0
     fault(chain, f"error call={SET} code=999")
-    leaf = cgroups.make(0)
+    leaf = cgroups.make(chain, 0)
     until(lambda: "event=memory-limit-failed" in chain.log())
     assert strengths(chain) == ["cooperative"] and not refused(chain, leaf)
     fault(chain, "clear")
@@ -194,7 +212,7 @@ def test_limit_that_the_driver_refuses_for_a_while_is_set_when_it_does_not(node,
 def test_demanded_limits_are_had_or_the_job_does_not_start(node, cgroups):
     chain = node("nvml")
     assert chain.hook("prolog", JOB, TAG) == 0
-    cgroups.make(0)
+    cgroups.make(chain, 0)
     until(lambda: strengths(chain) == ["hard"])
     code, _, err = chain.said("run", "--mem", "1G", "--", "true")
     assert code == 125 and "submit it as a job" in err
@@ -202,6 +220,29 @@ def test_demanded_limits_are_had_or_the_job_does_not_start(node, cgroups):
     restart(chain)
     assert chain.hook("prolog", JOB + 1, TAG) != 0
     assert "enforcer.memory_backend is nvml, but driver 615" in chain.log()
+
+
+@pytest.mark.parametrize("backend", ["auto", "nvml"])
+def test_job_whose_cgroup_is_not_found_is_not_called_hard(node, backend):
+    """As with proctrack/linuxproc: slurmstepd is where slurmd is."""
+    chain = node(backend)
+    assert chain.hook("prolog", JOB, TAG) == 0 and strengths(chain)[0] == "hard"
+    step_record(chain.directory / "run", JOB, os.getpid(), start_of(os.getpid()))
+    until(lambda: strengths(chain) == ["cooperative"])
+    answer, _ = ask(chain.directory / "run", {"op": "status"})
+    assert f"the slurmstepd of job {JOB} is in no cgroup of the job" in str(answer["memory_why"])
+    assert chain.log().count("event=memory-no-cgroup") == 1
+    assert (chain.hook("prolog", JOB + 1, TAG) == 0) is (backend == "auto")
+
+
+def test_job_whose_slurmstepd_is_not_on_record_is_not_called_hard(node):
+    """As with a plugin of another release: a task has fetched its grant."""
+    chain = node()
+    assert chain.hook("prolog", JOB, TAG) == 0
+    assert strengths(chain) == ["hard", "cooperative"]
+    (chain.directory / f"run/grants/{JOB}.fetched").touch(0o600)
+    until(lambda: strengths(chain) == ["cooperative"])
+    assert f"no slurmstepd of job {JOB} is on record" in chain.log()
 
 
 def test_demanded_limits_are_not_had_on_parts_of_a_card(node):

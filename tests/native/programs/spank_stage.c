@@ -209,6 +209,10 @@ int main(int argc, char **argv)
     pid_t pid = fork();
     if (pid == 0)
         run_task(plugin, argv + dash + 1, dash - 5, argv + 5);
+    if (dlsym(plugin, "slurm_spank_task_post_fork")) /* older plugins have none */
+        call(plugin, "slurm_spank_task_post_fork", dash - 5, argv + 5);
     waitpid(pid, &status, 0);
+    if (dlsym(plugin, "slurm_spank_exit"))
+        call(plugin, "slurm_spank_exit", dash - 5, argv + 5);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 94;
 }

@@ -5,7 +5,6 @@ card.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -115,32 +114,4 @@ def test_grant_of_a_job_with_whole_cards_is_not_believed(
     for env in ({"QGPU_GRANT_FD": str(fd)}, {"QGPU_GRANT": str(path)}):
         assert "whole cards" in refused(s.launch(tmp_path, env, (fd,), s.in_usual_place()))
     os.close(fd)
-    assert arbiter.card.asked == []
-
-
-@pytest.fixture
-def job_group() -> Iterator[Path]:
-    """A control group as slurmd makes one for job 9."""
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    root = next((Path(m[1]) for m in mounts if m[2] in ("cgroup2", "cgroup")), None)
-    group = root / f"slurm-{os.getpid()}" if root else Path("/none")
-    try:
-        (group / "job_9").mkdir(parents=True)
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    yield group / "job_9"
-    (group / "job_9").rmdir()
-    group.rmdir()
-
-
-def test_grant_of_another_job_than_the_control_groups_is_not_believed(
-    tmp_path: Path, arbiter: s.FakeArbiter, job_group: Path
-) -> None:
-    fd = s.sealed("grant", s.grant_bytes(tmp_path, s.CAP))
-    inside = ("sh", "-c", f'echo $$ > {job_group}/cgroup.procs && exec "$@"', "sh")
-    error = refused(
-        s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), (*inside, *s.in_usual_place()))
-    )
-    os.close(fd)
-    assert "it is of job 4711, and this process is of job 9" in error
     assert arbiter.card.asked == []

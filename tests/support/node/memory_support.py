@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
+from enforcer.daemon.granting import ending
 from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.daemon.node import NodeService
 from enforcer.nvml.port import MemoryLimits, NvmlError
 from simulator.fakes import FakeNode, FakeNvml
 
 
+def place(job: int) -> str:
+    """The cgroup of a job, as Slurm names it by default."""
+    return f"/system.slice/n1_slurmstepd.scope/job_{job}"
+
+
+class Recorded(dict[int, tuple[str, ...]]):
+    """The jobs whose own cgroup is there: each has a slurmstepd on record."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def get(self, job: int, default: object = None) -> tuple[str, ...] | None:  # type: ignore[override]
+        there = (self._root / place(job).strip("/")).is_dir()
+        return super().get(job) or ((place(job),) if there else None)
+
+
 def tree(root: Path, job: int, *tasks: str) -> Path:
-    top = root / f"system.slice/n1_slurmstepd.scope/job_{job}"
+    top = root / place(job).strip("/")
     for task in tasks or ("",):
         (top / task).mkdir(parents=True, exist_ok=True)
     return top
@@ -20,7 +39,10 @@ def tree(root: Path, job: int, *tasks: str) -> Path:
 
 def service_of(node: FakeNode, root: Path | None, setting: str = "auto") -> NodeService:
     service = node.service()
-    service.memory = MemoryBackend(setting, service.nvml, root, node.clock.monotonic_ns)  # type: ignore[arg-type]
+    if root is not None:
+        node.job_cgroups = Recorded(root)
+    clock, started = node.clock.monotonic_ns, functools.partial(ending.started, service.store)
+    service.memory = MemoryBackend(setting, service.nvml, root, service.steps, clock, started)  # type: ignore[arg-type]
     service.start()
     return service
 

@@ -17,7 +17,7 @@ from enforcer.daemon.audit import procs
 from enforcer.daemon.audit.procs import (
     ThreadBudget,
     alive,
-    job_of_pid,
+    cgroups_of,
     start_ticks,
     stop_waits,
     stopped,
@@ -178,9 +178,9 @@ def test_pending_stop_waits(tmp_path):
     assert stop_waits(10, tmp_path)
 
 
-def test_job_of_a_process_whose_first_thread_ended_is_that_of_the_others(tmp_path):
+def test_cgroup_of_a_process_whose_first_thread_ended_is_that_of_the_others(tmp_path):
     process(tmp_path, "ZS", "6:freezer:/slurm/uid_1/job_7/step_0\n0::/a\n")
-    assert job_of_pid(10, tmp_path) == 7
+    assert cgroups_of(10, tmp_path) == "6:freezer:/slurm/uid_1/job_7/step_0\n0::/a\n"
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
-"""The daemon's small parts: whose process it is, where the driver is, lines of the log,
-readiness.
-"""
+"""The daemon's small parts: where the driver is, lines of the log, readiness."""
 
 from __future__ import annotations
 
@@ -13,79 +11,13 @@ import pytest
 from enforcer.daemon.arbiter.client import card_settings
 from enforcer.daemon.audit.confirmation import SAMPLES_NEEDED, Confirmation
 from enforcer.daemon.audit.findings import Finding
-from enforcer.daemon.audit.procs import boot_time_ns, job_of_cgroup, job_of_pid
+from enforcer.daemon.audit.procs import boot_time_ns
 from enforcer.daemon.granting import driver
 from enforcer.daemon.granting.driver import BrokenNodeError, find_driver
 from enforcer.daemon.log import _Formatter, line
 from enforcer.daemon.notify import notify
 from gres.config.levels import plan_card
 from gres.config.site import parse_config
-
-
-@pytest.mark.parametrize(
-    ("text", "job"),
-    [
-        ("9:devices:/slurm/uid_1000/job_4711/step_0/task_0\n", 4711),
-        ("3:memory:/slurm_n1/uid_1/job_7/step_batch\n2:cpu:/slurm_n1/uid_1/job_7/step_batch\n", 7),
-        ("0::/system.slice/slurmstepd.scope/job_12/step_extern/user/task_special\n", 12),
-        ("0::/system.slice/slurmstepd.scope/job_12\n", 12),
-        ("0::/user.slice/user-1000.slice\n", None),
-        ("0::/my_job_12/x\n", None),
-        ("0::/x/job_12a/x\n", None),
-        ("1:a:/x/job_1/y\n2:b:/x/job_2/y\n", None),
-        ("", None),
-    ],
-)
-def test_job_of_a_cgroup(text, job):
-    assert job_of_cgroup(text) == job
-
-
-def process(
-    proc: Path, pid: int, parent: int, uid: int = 1000, cmdline: str = "", cgroup: str = "0::/\n"
-) -> None:
-    (proc / str(pid)).mkdir()
-    (proc / str(pid) / "cgroup").write_text(cgroup)
-    (proc / str(pid) / "cmdline").write_text(cmdline)
-    (proc / str(pid) / "status").write_text(
-        f"Name:\tx\nPPid:\t{parent}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
-    )
-
-
-def test_job_by_a_slurmstepd_among_the_ancestors(tmp_path):
-    process(tmp_path, 1, 0, 0)
-    process(tmp_path, 10, 1, 0, "slurmstepd: [77.batch]\0")
-    process(tmp_path, 11, 10)
-    process(tmp_path, 12, 11)
-    assert job_of_pid(12, tmp_path) == 77
-    assert job_of_pid(1, tmp_path) is None
-    assert job_of_pid(999, tmp_path) is None
-
-
-def test_user_process_named_slurmstepd_is_not_trusted(tmp_path):
-    process(tmp_path, 1, 0, 0)
-    process(tmp_path, 10, 1, 1000, "slurmstepd: [77.batch]\0")
-    process(tmp_path, 11, 10)
-    assert job_of_pid(11, tmp_path) is None
-
-
-def test_setuid_program_with_a_chosen_name_is_not_believed(tmp_path):
-    process(tmp_path, 1, 0, 0)
-    process(tmp_path, 10, 1, 0, "slurmstepd: [77.batch]\0")
-    (tmp_path / "10/status").write_text("Name:\tsu\nPPid:\t1\nUid:\t1000\t0\t0\t0\n")
-    process(tmp_path, 11, 10)
-    assert job_of_pid(11, tmp_path) is None
-
-
-def test_cgroup_wins_over_the_ancestors(tmp_path):
-    process(tmp_path, 10, 1, 0, "slurmstepd: [77.batch]\0")
-    process(tmp_path, 11, 10, cgroup="0::/slurm/uid_1/job_5/step_0\n")
-    assert job_of_pid(11, tmp_path) == 5
-
-
-def test_circle_of_parents_ends(tmp_path):
-    process(tmp_path, 10, 11)
-    process(tmp_path, 11, 10)
-    assert job_of_pid(10, tmp_path) is None
 
 
 def test_boot_time(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
+from enforcer.daemon.audit.steps import Steps
 from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.daemon.limits.probe import cgroup2_root, own_cgroup
@@ -154,7 +155,7 @@ def test_configuration_can_leave_the_drivers_limits_alone(node, tmp_path):
 def test_driver_that_comes_later_is_asked_again(tmp_path):
     nvml = FakeNvml.with_cards(1, GIB)
     nvml.version, nvml.failure = "615.12.01", "Driver Not Loaded"
-    backend = MemoryBackend("auto", NvmlInline(lambda: nvml), tmp_path)
+    backend = MemoryBackend("auto", NvmlInline(lambda: nvml), tmp_path, Steps(tmp_path))
     assert not backend.check().anywhere and backend.why == "Driver Not Loaded"
     nvml.failure = None
     assert backend.check().anywhere and backend.strength == "hard"

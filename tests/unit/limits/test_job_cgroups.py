@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from daemon_support import hook_env as env
-from memory_support import service_of, tree
+from memory_support import place, service_of, tree
 
 from enforcer.daemon.limits import cgroups as job_cgroups
 from enforcer.daemon.limits.cgroups import JobCgroups
@@ -46,6 +46,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counted
 
 
+def at(*jobs: int) -> dict[int, tuple[str, ...]]:
+    return {job: (place(job),) for job in jobs}
+
+
 def slurms(root: Path, job: int) -> Path:
     """A job's tree as Slurm makes it, with its control files: 13 directories."""
     top = tree(
@@ -63,8 +67,11 @@ def test_cgroups_of_a_job_are_its_own_and_the_leaves(tmp_path: Path) -> None:
     (top / "step_0/slurm/cgroup.procs").touch()
     (top / "link").symlink_to(tmp_path)
     leaves = ("step_0/slurm", "step_0/user/task_0", "step_0/user/task_1")
-    assert JobCgroups(tmp_path).scan([9, 10]) == {9: (top, *(top / leaf for leaf in leaves))}
-    assert JobCgroups(tmp_path).scan([]) == JobCgroups(tmp_path / "none").scan([9]) == {}
+    assert JobCgroups(tmp_path).scan(at(9, 10)) == {9: (top, *(top / leaf for leaf in leaves))}
+    assert JobCgroups(tmp_path).scan({}) == JobCgroups(tmp_path / "none").scan(at(9)) == {}
+    assert JobCgroups(tmp_path).scan({9: ()}) == {}
+    upwards = f"/{tmp_path.name}/.."
+    assert JobCgroups(tmp_path).scan({9: (upwards,)}) == {}, "not in the tree that is seen here"
 
 
 def test_a_job_costs_one_stat_of_each_directory_and_no_listing_while_nothing_changes(
@@ -73,19 +80,15 @@ def test_a_job_costs_one_stat_of_each_directory_and_no_listing_while_nothing_cha
     jobs = range(1, 9)
     tops = [slurms(tmp_path, job) for job in jobs]
     scanner = JobCgroups(tmp_path)
-    first = dict(scanner.scan(jobs))
-    assert counted.taken() == (8 * DIRECTORIES, 2 + 8 * DIRECTORIES), (
-        "no control file is asked about"
-    )
-    again = scanner.scan(jobs)
-    assert counted.taken() == (8 * DIRECTORIES, 2), (
-        "the slice and its scope are listed, once for all jobs"
-    )
+    first = dict(scanner.scan(at(*jobs)))
+    assert counted.taken() == (8 * DIRECTORIES, 8 * DIRECTORIES), "no control file is asked about"
+    again = scanner.scan(at(*jobs))
+    assert counted.taken() == (8 * DIRECTORIES, 0)
     assert all(again[job] is first[job] for job in jobs)
     (tops[0] / "step_0/user/task_1").mkdir()
-    found = scanner.scan(jobs)
+    found = scanner.scan(at(*jobs))
     stats, lists = counted.taken()
-    assert lists == 2 + 2 and stats <= 8 * DIRECTORIES + 2, "the changed directory and the new one"
+    assert lists == 2 and stats <= 8 * DIRECTORIES + 2, "the changed directory and the new one"
     assert tops[0] / "step_0/user/task_1" in found[1] and found[2] is first[2]
 
 
@@ -93,21 +96,21 @@ def test_a_step_that_came_as_another_went_is_seen(tmp_path: Path) -> None:
     # The number of links is as before then, and cgroupfs does not touch a directory's times.
     top = tree(tmp_path, 9, "step_0/task_0", "step_1/task_0")
     scanner = JobCgroups(tmp_path)
-    assert scanner.scan([9])[9] == (top, top / "step_0/task_0", top / "step_1/task_0")
+    assert scanner.scan(at(9))[9] == (top, top / "step_0/task_0", top / "step_1/task_0")
     (top / "step_0/task_0").rmdir()
     (top / "step_0").rmdir()
     tree(tmp_path, 9, "step_2/task_0")
-    assert scanner.scan([9])[9] == (top, top / "step_1/task_0", top / "step_2/task_0")
+    assert scanner.scan(at(9))[9] == (top, top / "step_1/task_0", top / "step_2/task_0")
     (top / "step_1/task_0").rmdir()
-    assert scanner.scan([9])[9] == (top, top / "step_1", top / "step_2/task_0")
+    assert scanner.scan(at(9))[9] == (top, top / "step_1", top / "step_2/task_0")
 
 
 def test_a_job_that_ended_is_forgotten(tmp_path: Path) -> None:
     top = tree(tmp_path, 9)
     scanner = JobCgroups(tmp_path)
-    assert scanner.scan([9]) == {9: (top,)}
+    assert scanner.scan(at(9)) == {9: (top,)}
     top.rmdir()
-    assert scanner.scan([9]) == {} and scanner._known == {}
+    assert scanner.scan(at(9)) == {} and scanner._known == {}
 
 
 def test_links_that_do_not_count_directories_cost_time_alone(
@@ -116,9 +119,9 @@ def test_links_that_do_not_count_directories_cost_time_alone(
     top = tree(tmp_path, 9, "step_0")
     monkeypatch.setattr(counted, "stat", lambda path, follow_symlinks: SimpleNamespace(st_nlink=1))
     scanner = JobCgroups(tmp_path)
-    assert scanner.scan([9])[9] == (top, top / "step_0")
+    assert scanner.scan(at(9))[9] == (top, top / "step_0")
     later = tree(tmp_path, 9, "step_1") / "step_1"
-    assert scanner.scan([9])[9] == (top, top / "step_0", later)
+    assert scanner.scan(at(9))[9] == (top, top / "step_0", later)
 
 
 # ---- and the limits of those -----------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_program_of_qgpu_run_never_has_the_limit(node, picky, tmp_path):
     assert row["strength"] == "cooperative"
     assert "qgpu run stays in its user's cgroup" in told["memory_reasons"][row["why"]]
     assert service.memory.run_fault() == ""
-    demanded = MemoryBackend("nvml", service.nvml, tmp_path)
+    demanded = MemoryBackend("nvml", service.nvml, tmp_path, service.steps)
     assert "submit it as a job" in demanded.run_fault()
 
 
