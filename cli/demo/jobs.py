@@ -43,8 +43,7 @@ class Job:
         """Complete lines of the workload's log so far."""
         if not self.log.exists():
             return []
-        lines = self.log.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [json.loads(line) for line in self.log.read_text().split("\n")[:-1]]
 
     @property
     def pid(self) -> int | None:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 
 from gres_support import job_submit
 from hypothesis import given
@@ -240,3 +241,15 @@ def test_job_submit_keeps_words_and_tags_apart(foreign: str, prefix: str, field:
     said = found.comment if found.comment is not None else fields["comment"]
     assert found.tag is not None and parse_tag(said) == found.tag
     assert not looks_like_tag(said.partition("; ")[2])
+
+
+# ---- the rule ----------------------------------------------------------------------------------
+
+
+def test_no_reader_ends_lines_where_only_python_does() -> None:
+    root = Path(__file__).parents[2]
+    product = ("slurm_plugin", "gres", "cli", "enforcer/daemon", "enforcer/ledger")
+    files = [path for name in product for path in (root / name).rglob("*.py")]
+    assert len(files) > 100
+    for path in files:
+        assert ".splitlines(" not in path.read_text(), f"{path}: docs/specs/text.md, rule 4"
