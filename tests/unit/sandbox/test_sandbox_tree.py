@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cli.sandbox import cgroups
 from cli.sandbox.errors import SandboxError
+from cli.sandbox.options import CGROUP_VARIABLE
 from cli.sandbox.versions import matrix, tree
 
 STATUS = """Package: slurm-client
@@ -196,3 +198,32 @@ def test_only_a_failure_fails_the_command_and_all_is_recorded(
         ("24.11", "24.11.5", "passed"),
         ("26.05", "26.05.5", outcome),
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "mounted", "cgroup"),
+    [
+        ("22.05", None, True, "auto"),
+        ("24.11", None, True, "v2"),
+        ("26.05", None, True, "v2"),
+        ("26.05", None, False, "auto"),
+        ("26.05", "v1", True, "v1"),
+        ("22.05", "v2", True, "v2"),
+    ],
+)
+def test_later_versions_run_on_cgroups_version_2(
+    root: Path,
+    runs: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    asked: cgroups.Choice | None,
+    mounted: bool,
+    cgroup: str,
+) -> None:
+    if version != "24.11":  # of `runs`
+        made(root, version)
+    monkeypatch.setattr(tree, "here", lambda: None)
+    monkeypatch.setattr(cgroups, "unified", lambda: Path("/sys/fs/cgroup") if mounted else None)
+    [result] = matrix.run_all([version], [], False, None, asked)
+    assert f"{CGROUP_VARIABLE}={cgroup}" in runs[0]
+    assert result.cgroup == cgroup and f" cgroup {cgroup} " in result.line()
