@@ -106,3 +106,17 @@ def test_files_of_a_configless_node_are_read(site: Site, monkeypatch: pytest.Mon
     )
     (cache / "plugstack.conf").unlink()
     assert "lacks the include" in failed(site.checks(("node",)))["spank"].text
+
+
+@pytest.mark.parametrize(("uid", "status"), [(0, "fail"), (1000, "ok")])
+def test_a_slurmd_that_needs_root_for_its_cgroup_is_no_fault(
+    site: Site, uid: int, status: str
+) -> None:
+    """With cgroups version 2 `slurmd -G` of an ordinary user ends so, whatever gres.conf says."""
+    site.host.uid = uid
+    site.answer("slurmd", "-G", code=1, err="slurmd: error: slurmd initialization failed\n")
+    (check,) = (check for check in site.checks() if check.name == "gres counts")
+    assert check.status == status
+    site.answer("slurmd", "-G", code=1, err="slurmd: fatal: gres.conf: bad")
+    (check,) = (check for check in site.checks() if check.name == "gres counts")
+    assert check.status == "fail"
