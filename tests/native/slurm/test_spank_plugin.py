@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -150,6 +151,38 @@ def test_active_grant_reaches_the_task_sealed_and_owned_by_root(run_dir):
     assert seen["readable"] and not seen["writable"]
     assert bytes.fromhex(seen["data"]) == blob
     assert unpack_grant(bytes.fromhex(seen["data"])).job_id == 7
+
+
+def test_slurmstepd_is_on_record_while_its_step_lives(run_dir):
+    """Of any job: also of one without a grant."""
+    stepd = [str(STAGE), str(PLUGIN), "remote", "8", str(USER), f"run_dir={run_dir.parent}/%n"]
+    words = [*stepd, "--", "/bin/sh", "-c", "echo began; read end"]
+    env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
+    with subprocess.Popen(
+        words, env=env, cwd="/", text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as one:
+        assert one.stdout is not None and one.stdout.readline() == "began\n"
+        start = int(Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        record = json.loads((run_dir / f"steps/{one.pid}").read_text())
+        assert record == {"job": 8, "pid": one.pid, "start": start}
+        assert (run_dir / f"steps/{one.pid}").stat().st_mode & 0o7777 == 0o644
+        one.communicate("\n", timeout=30)
+    assert list((run_dir / "steps").iterdir()) == []
+    assert (run_dir / "steps").stat().st_mode & 0o7777 == 0o755
+
+
+def test_node_without_qgpud_keeps_no_record(run_dir):
+    shutil.rmtree(run_dir)
+    done = stage(run_dir, "/bin/true", job=8)
+    assert (done.returncode, done.stderr) == (0, "") and not run_dir.exists()
+
+
+def test_directory_of_records_that_others_can_write_is_not_used(run_dir):
+    (run_dir / "steps").mkdir()
+    (run_dir / "steps").chmod(0o777)
+    done = stage(run_dir, "/bin/true", job=8)
+    assert done.returncode == 0 and list((run_dir / "steps").iterdir()) == []
+    assert "steps must be owned by root and writable by no other user" in done.stderr
 
 
 MIG = tuple(
