@@ -1,60 +1,140 @@
 """Releases of Slurm whose faults affect shares of a card, from Slurm's CHANGELOG and source.
 
-`qgpu doctor` shows `faults_of` a version. A severe fault breaks a promise of qgpu. For the others
-qgpu has a work-around, or the site needs one.
+`qgpu doctor` shows `faults_of` a version. It fails for one that breaks a promise of qgpu, and warns
+where qgpu has a work-around or the site needs one. A note is of a rare or short effect.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 Version = tuple[int, int, int]
+Weight = Literal["fail", "warn", "note"]
 OLDEST: Version = (22, 5, 0)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Versions from `first` up to `mended`, exclusive."""
+    """Versions from `first` up to `mended`, exclusive. `ticket` of Slurm, 0 where none is known."""
 
     first: Version
     mended: Version
-    severe: bool
+    weight: Weight
     text: str
+    ticket: int = 0
 
 
 FAULTS = (
-    Fault((25, 5, 0), (25, 5, 1), True, "slurmctld gives the same gres to several jobs"),
-    Fault((23, 2, 0), (23, 2, 2), True, "a restart of slurmctld cancels running jobs with shards"),
+    Fault((22, 5, 0), (22, 5, 2), "fail", "a job array with a gres crashes slurmctld"),
+    Fault(
+        (22, 5, 0),
+        (22, 5, 6),
+        "fail",
+        "shares are sought on several cards, so they are refused or wait",
+    ),
+    Fault(
+        (23, 2, 0),
+        (23, 2, 2),
+        "fail",
+        "a restart of slurmctld cancels running jobs with shards",
+        16545,
+    ),
+    Fault(
+        (23, 2, 0),
+        (23, 2, 2),
+        "warn",
+        "gres of a requeued job stay booked: write JobRequeue=0",
+        16121,
+    ),
+    Fault((22, 5, 0), (23, 2, 4), "warn", "limits may count a gres twice"),
+    Fault(
+        (22, 5, 0),
+        (23, 2, 4),
+        "warn",
+        "cgroup v2: the filter of devices may not load, and steps fail",
+    ),
+    Fault((23, 2, 2), (23, 2, 4), "warn", "a restarted slurmctld ignores new counts in gres.conf"),
+    Fault((23, 2, 0), (23, 2, 6), "warn", "jobs may lose a gres when slurmctld restarts", 17184),
+    Fault(
+        (22, 5, 0), (23, 2, 7), "warn", "--gpu-bind fails with shards; qgpu's job_submit refuses it"
+    ),
+    Fault(
+        (23, 11, 0),
+        (23, 11, 2),
+        "fail",
+        "scontrol reconfigure ends jobs with gpu:1 of no named model",
+        17433,
+    ),
     Fault(
         (22, 5, 0),
         (23, 11, 5),
-        False,
-        "slurmctld may give a whole card away while shares hold it; qgpu books whole cards as"
-        " shards instead",
+        "warn",
+        "whole cards are given beside shares; qgpu books shards then",
+        19110,
+    ),
+    Fault((23, 11, 0), (23, 11, 7), "warn", "a share with --exclusive can crash slurmctld"),
+    Fault(
+        (22, 5, 0),
+        (24, 5, 4),
+        "warn",
+        "with enforce-binding shares are tried on cards in whole use",
+        20244,
     ),
     Fault(
-        (22, 5, 0), (23, 2, 7), False, "--gpu-bind fails with shards; qgpu's job_submit refuses it"
+        (23, 11, 0),
+        (24, 11, 1),
+        "warn",
+        "after a restart of slurmctld cards with Cores= may not be had",
+        21262,
     ),
-    Fault((23, 11, 0), (23, 11, 7), False, "a share with --exclusive can crash slurmctld"),
     Fault(
-        (25, 5, 0),
-        (25, 5, 2),
-        False,
-        "shards per task are placed wrongly: keep slurm.multi_card false",
-    ),
-    Fault((25, 5, 0), (25, 5, 3), False, "Cores= that do not exist in gres.conf crash slurmctld"),
-    Fault(
-        (25, 11, 0),
-        (25, 11, 1),
-        False,
-        "running jobs of older slurmds end when a slurmd registers again",
+        (24, 11, 0),
+        (24, 11, 1),
+        "warn",
+        "a job tried on a node with a wrong gres can crash slurmctld",
     ),
     Fault(
         (24, 11, 0),
         (24, 11, 3),
-        False,
+        "warn",
         "slurmd -G prints nothing, so doctor cannot read a node's gres",
+    ),
+    Fault(
+        (22, 5, 0),
+        (25, 5, 0),
+        "note",
+        "backfill may plan shares and whole cards of a node wrongly",
+        22235,
+    ),
+    Fault(
+        (22, 5, 0),
+        (25, 5, 0),
+        "note",
+        "a node that lost and regained a card keeps wrong shards",
+        22617,
+    ),
+    Fault((25, 5, 0), (25, 5, 1), "fail", "slurmctld gives the same gres to several jobs"),
+    Fault(
+        (25, 5, 0),
+        (25, 5, 2),
+        "warn",
+        "shards per task go wrong: keep slurm.multi_card false",
+    ),
+    Fault((25, 5, 0), (25, 5, 3), "warn", "Cores= that do not exist in gres.conf crash slurmctld"),
+    Fault(
+        (25, 5, 0),
+        (25, 5, 3),
+        "warn",
+        "jobs outside a reservation may get its cards, and the reverse",
+        23043,
+    ),
+    Fault(
+        (25, 11, 0), (25, 11, 1), "warn", "jobs of older slurmds end when a slurmd registers again"
+    ),
+    Fault(
+        (25, 11, 0), (25, 11, 2), "warn", "a reservation may start while jobs still have its cards"
     ),
 )
 
@@ -71,6 +151,15 @@ def shown(version: Version) -> str:
 
 
 def faults_of(version: Version) -> list[Fault]:
-    """The known faults of a version, severe ones first."""
+    """The known faults of a version, the worst first."""
     found = [fault for fault in FAULTS if fault.first <= version < fault.mended]
-    return sorted(found, key=lambda fault: not fault.severe)
+    return sorted(found, key=lambda fault: ("fail", "warn", "note").index(fault.weight))
+
+
+def table() -> list[str]:
+    """The faults as rows of the table in docs/specs/doctor.md."""
+    return [
+        f"| {shown(fault.first)} | {shown(fault.mended)} | {fault.weight} | {fault.text}"
+        f" | {fault.ticket} |".replace("| 0 |", "| |")
+        for fault in FAULTS
+    ]
