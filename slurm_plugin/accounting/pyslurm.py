@@ -6,11 +6,13 @@ array, a job of no length), and a job is found only by its plain number.
 
 from __future__ import annotations
 
+import pwd
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from gres.config.hostlist import HostlistError, expand
+from gres.config.hostlist import HostlistError, expand, fold
 from slurm_plugin.accounting.sacct import SacctJob, Window
 from slurm_plugin.records import SlurmError
 
@@ -66,10 +68,23 @@ def _name(raw: Any) -> str:
     if raw.array_id and not raw.array_tasks_waiting:
         return f"{raw.array_id}_{raw.array_task_id or 0}"
     if raw.array_id:
-        return f"{raw.array_id}_[{raw.array_tasks_waiting}]"
+        return f"{raw.array_id}_[{_tasks(raw)}]"
     if raw.heterogeneous_id:
         return f"{raw.heterogeneous_id}+{raw.heterogeneous_offset or 0}"
     return str(raw.id)
+
+
+def _tasks(raw: Any) -> str:
+    """The waiting tasks of an array as sacct writes them: 0,3,5-9, with %2 of them at once.
+    pyslurm has them as the bits of a number, 0x3E9.
+    """
+    text = str(raw.array_tasks_waiting)
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+", text) is None:
+        return text
+    bits = int(text, 16)
+    tasks = (str(bit) for bit in range(bits.bit_length()) if bits >> bit & 1)
+    at_once = getattr(raw, "array_tasks_parallel", None)
+    return fold(tasks).strip("[]") + (f"%{at_once}" if at_once else "")
 
 
 def tres_of(raw: Any) -> Mapping[str, str]:
@@ -86,7 +101,26 @@ def tres_of(raw: Any) -> Mapping[str, str]:
 
 def _count(name: str, item: Any) -> str:
     count = int(getattr(item, "count", item))
-    return f"{count}M" if name == "mem" else str(count)
+    return _mebibytes(count) if name == "mem" else str(count)
+
+
+def _mebibytes(count: int) -> str:
+    """MiB in the largest unit that divides them, as sacct writes memory."""
+    units = "MGTP"
+    while count and count % 1024 == 0 and len(units) > 1:
+        count, units = count // 1024, units[1:]
+    return f"{count}{units[0]}"
+
+
+def _state(raw: Any) -> str:
+    """A state as sacct writes it: pyslurm has the name of who cancelled the job apart."""
+    state, name = raw.state or "", getattr(raw, "cancelled_by", None)
+    if state != "CANCELLED" or not name:
+        return state
+    try:
+        return f"{state} by {pwd.getpwnam(name).pw_uid}"
+    except (KeyError, ValueError):
+        return state
 
 
 def _nodes(text: str | None) -> tuple[str, ...]:
@@ -104,8 +138,8 @@ def job_of(raw: Any) -> SacctJob:
         job_id=_name(raw),
         raw_id=int(raw.id),
         user=raw.user_name or "",
-        state=raw.state or "",
-        elapsed_s=(raw.elapsed_time or 0) if raw.start_time else None,
+        state=_state(raw),
+        elapsed_s=raw.elapsed_time or 0,
         nodes=_nodes(raw.nodelist),
         qos=raw.qos or "",
         partition=raw.partition or "",

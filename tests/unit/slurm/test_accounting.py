@@ -31,6 +31,8 @@ KNOWN = (
     "array_id",
     "array_task_id",
     "array_tasks_waiting",
+    "array_tasks_parallel",
+    "cancelled_by",
     "heterogeneous_id",
     "heterogeneous_offset",
     "user_name",
@@ -188,10 +190,24 @@ def test_what_pyslurm_leaves_out() -> None:
     first = job_of(raw(id=8, array_id=8, array_task_id=None, elapsed_time=None, nodelist=None))
     assert (first.job_id, first.elapsed_s, first.nodes, first.tres) == ("8_0", 0, (), {})
     waits = job_of(raw(id=9, array_id=9, array_tasks_waiting="1-3", start_time=None, end_time=None))
-    assert (waits.job_id, waits.elapsed_s, waits.start) == ("9_[1-3]", None, None)
+    assert (waits.job_id, waits.elapsed_s, waits.start) == ("9_[1-3]", 0, None)
     assert job_of(raw(id=11, heterogeneous_id=10, heterogeneous_offset=1)).job_id == "10+1"
     assert job_of(raw(id=10, heterogeneous_id=10)).job_id == "10+0"
     assert job_of(raw(id=12, nodelist="n[1-2]")).nodes == ("n1", "n2")
+
+
+def test_what_pyslurm_writes_otherwise() -> None:
+    """Seen on 26.05 (tests/slurm/jobs/test_jobs_pyslurm.py)."""
+    waiting = {"id": 9, "array_id": 9, "array_tasks_waiting": "0x13E9"}
+    assert job_of(raw(**waiting)).job_id == "9_[0,3,5-9,12]"
+    assert job_of(raw(**waiting, array_tasks_parallel=2)).job_id == "9_[0,3,5-9,12%2]"
+    assert job_of(raw(**waiting | {"array_tasks_waiting": "0x8"})).job_id == "9_[3]"
+    ended = job_of(raw(id=9, state="CANCELLED", cancelled_by="root"))
+    assert ended.state == "CANCELLED by 0"
+    assert job_of(raw(id=9, state="CANCELLED", cancelled_by="no such")).state == "CANCELLED"
+    assert job_of(raw(id=9, state="COMPLETED", cancelled_by="root")).state == "COMPLETED"
+    for count, text in ((64, "64M"), (131072, "128G"), (3968, "3968M"), (2**20, "1T"), (0, "0M")):
+        assert job_of(raw(id=9, tres={"mem": count})).tres["mem"] == text
 
 
 def test_a_window_asks_slurmdbd_for_what_sacct_would() -> None:
