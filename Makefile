@@ -90,7 +90,7 @@ native-products: $(NATIVE)
 native-live: setup headers
 	@flock $(BUILD)/.native.lock $(BUILT_BY)
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s \
-	  $(filter-out $(BUILD)/test/%,$(NATIVE)) $(LIVE_TESTS)
+	  $(filter-out $(BUILD)/test/% $(BUILD)/lib/pam_qgpu.so,$(NATIVE)) $(LIVE_TESTS)
 
 # Most tests wait, so more of them run at a time than there are cores. Each worker has a sandbox of
 # its own. HYPOTHESIS_PROFILE=deep tries four times as many examples.

@@ -19,6 +19,8 @@ ZSHDIR          ?= $(DATADIR)/zsh/site-functions
 SLURM_CONFDIR   ?= $(SYSCONFDIR)/slurm
 SLURM_PLUGINDIR ?= $(firstword $(wildcard /usr/lib/*-linux-gnu/slurm-wlm \
                    /usr/lib64/slurm /usr/lib/slurm) $(LIBDIR)/slurm)
+PAMDIR          ?= $(firstword $(wildcard /usr/lib/*-linux-gnu/security /usr/lib64/security) \
+                   $(LIBDIR)/security)
 # The simulated cards' sockets and device files, as libcuda.so.1 of qgpu-simulator looks for them.
 SIMDIR          := /var/lib/qgpu-sim
 # Where the loader's configuration lies.
@@ -37,7 +39,7 @@ export PYTHON3 CC SLURM_INC NATIVE_GRES
 # ---- build ----
 PRODUCT_NATIVE := bin/qgpu-arbiter bin/qgpu-hook bin/qgpu-mounts bin/qgpu-simulate bin/qgpu-simgpu \
                   bin/qgpu-workload shim/libcuda.so.1 shim/libnvidia-ml.so.1 \
-                  sim/libcuda.so.1 sim/libnvidia-ml.so.1 lib/qgpu_spank.so
+                  sim/libcuda.so.1 sim/libnvidia-ml.so.1 lib/qgpu_spank.so lib/pam_qgpu.so
 SITE    := $(BUILD)/product/site
 OUR_PY   = $(shell find gres slurm_plugin enforcer simulator cli configs -type f -not -name '*.pyc')
 COMPLETIONS := $(BUILD)/product/qgpu.bash $(BUILD)/product/_qgpu
@@ -123,7 +125,7 @@ ODD := | & ; < > ( ) \ * ? " ' `
 odd = $(filter-out 0 1,$(words $($(1))))$(foreach char,$(ODD),$(findstring $(char),$($(1))))
 PLACES := DESTDIR PREFIX BINDIR SBINDIR LIBDIR LIBEXECDIR DATADIR MANDIR SYSCONFDIR RUNDIR \
           STATEDIR UNITDIR TMPFILESDIR BASHDIR ZSHDIR \
-          SLURM_CONFDIR SLURM_PLUGINDIR PYTHON NATIVE_GRES
+          SLURM_CONFDIR SLURM_PLUGINDIR PAMDIR PYTHON NATIVE_GRES
 refuse_odd = $(foreach place,$(PLACES),$(if $(strip $(call odd,$(place))),$(error \
              make install: $(place) is '$($(place))': a path with spaces \
              or one of $(ODD) cannot be installed to)))
@@ -155,6 +157,7 @@ install-node:
 	$(call put,755,$(addprefix $(BUILD)/bin/,qgpu-arbiter qgpu-hook qgpu-mounts),$(LIBEXECDIR)/qgpu)
 	$(call put,644,$(BUILD)/shim/libcuda.so.1 \
 	  $(BUILD)/shim/libnvidia-ml.so.1,$(LIBDIR)/qgpu/$(ABI_VERSION))
+	$(call put,644,$(BUILD)/lib/pam_qgpu.so,$(PAMDIR))
 	$(call fill,644,docs/man/qgpud.8,$(MANDIR)/man8/qgpud.8)
 	$(call fill,644,docs/man/qgpu-arbiter.8,$(MANDIR)/man8/qgpu-arbiter.8)
 	$(call units,qgpu.slice qgpud.service qgpu-arbiter.service)

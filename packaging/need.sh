@@ -42,6 +42,8 @@ look() {
                 "$PYTHON3" -c 'import ensurepip, venv'
             need libslurm-dev slurm-devel "Slurm's header slurm/spank.h" \
                 compiles slurm/spank.h -c ${SLURM_INC:+-I"$SLURM_INC"}
+            need libpam0g-dev pam-devel "PAM's header security/pam_modules.h" \
+                compiles security/pam_modules.h -c
             ;;
         deb)
             need dpkg-dev dpkg-dev "dpkg-buildpackage" has dpkg-buildpackage

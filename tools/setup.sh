@@ -10,7 +10,7 @@ mkdir -p "$here/build"
 
 packages=(
     slurm-wlm slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins
-    slurm-wlm-mysql-plugin libslurm-dev munge mariadb-server mariadb-client lua5.4
+    slurm-wlm-mysql-plugin libslurm-dev libpam0g-dev munge mariadb-server mariadb-client lua5.4
     gcc make libc6-dev python3 python3-venv valgrind dpkg-dev pkgconf
     chromium-headless-shell prometheus # the tests: a browser for the report page, and promtool
 )

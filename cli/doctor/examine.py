@@ -17,6 +17,7 @@ from cli.doctor.checks import (
     plugins,
     site,
     slurm,
+    ssh,
     system,
     trust,
 )
@@ -50,6 +51,7 @@ NODE: tuple[Step, ...] = (
     hooks.hooks,
     daemons.devices,
     jobs.job_cgroups,
+    ssh.ssh,
     slurm.privacy,
 )
 CONTROLLER: tuple[Step, ...] = (

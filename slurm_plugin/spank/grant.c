@@ -146,6 +146,16 @@ enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, stru
     return fault ? QG_READ_BROKEN : QG_READ_OK;
 }
 
+bool qg_libraries_trusted(const struct qg_grant *grant, const char *nvml, char *why, size_t size)
+{
+    const char *paths[] = {grant->shim_path, nvml, grant->driver_path};
+
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
+        if (paths[i][0] && !qg_path_trusted(paths[i], why, size) && errno != ENOENT)
+            return false;
+    return true;
+}
+
 bool qg_grant_note_fetched(const char *run_dir, uint32_t job_id, char *why, size_t why_size)
 {
     char path[PATH_MAX], name[32];

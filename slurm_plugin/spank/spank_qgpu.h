@@ -37,6 +37,11 @@ enum qg_read {
 enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, struct qg_grant *grant,
                            char *path, size_t path_size, char *why, size_t why_size);
 
+/* Can root alone change the libraries that the job will load? qgpud checked this during the Prolog;
+ * they may have changed since. A path that does not exist is left to the loader, which reports it.
+ * False with a sentence in why. */
+bool qg_libraries_trusted(const struct qg_grant *grant, const char *nvml, char *why, size_t size);
+
 /* Writes RUN_DIR/grants/JOB.fetched, which shows that a task of this job runs under its grant.
  * False with a sentence in why. */
 bool qg_grant_note_fetched(const char *run_dir, uint32_t job_id, char *why, size_t why_size);

@@ -130,29 +130,15 @@ static bool put_mounts(spank_t sp, uint32_t job_id)
     return false;
 }
 
-/* Can root alone change the libraries that the job will load? qgpud checked this during the Prolog;
- * they may have changed since. A path that does not exist is left to the loader, which reports it.
- */
-static bool libraries_trusted(uint32_t job_id)
-{
-    const char *paths[] = {task.grant.shim_path, task.nvml, task.grant.driver_path};
-    char why[2 * PATH_MAX + 256];
-
-    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
-        if (paths[i][0] && !qg_path_trusted(paths[i], why, sizeof(why)) && errno != ENOENT) {
-            refuse_unreadable(job_id, why);
-            return false;
-        }
-    return true;
-}
-
 static void seal_active(spank_t sp, uint32_t job_id, const char *run_dir)
 {
-    char note[PATH_MAX + 256];
+    char note[2 * PATH_MAX + 256];
 
     qg_nvml_beside(task.grant.shim_path, task.nvml, sizeof(task.nvml));
-    if (!libraries_trusted(job_id))
+    if (!qg_libraries_trusted(&task.grant, task.nvml, note, sizeof(note))) {
+        refuse_unreadable(job_id, note);
         return;
+    }
     if (task.grant.injection == QG_INJECT_MOUNT && !put_mounts(sp, job_id))
         return;
     task.fd = qg_grant_seal(&task.grant);

@@ -7,9 +7,10 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from cli.doctor.checks import system
+from cli.doctor.checks import ssh, system
 from cli.doctor.command import doctor, table
 from cli.doctor.host import Host
+from cli.doctor.known import Known
 from cli.doctor.result import Check
 from cli.main import main
 from cli.run.command import environment, preload
@@ -49,6 +50,29 @@ def test_policies_of_the_arbiters_threads_are_read_from_proc(tmp_path):
 def test_table_has_one_line_per_check_and_the_way_out():
     text = table([Check("a", "ok", "fine"), Check("longer", "fail", "broken", "mend it")])
     assert text.splitlines() == ["ok    a       fine", "FAIL  longer  broken -> mend it"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "word"),
+    [
+        ("", "ok", "nothing in"),
+        ("# account required pam_slurm_adopt.so\n", "ok", "nothing in"),
+        ("account required pam_slurm_adopt.so\n", "warn", "without pam_qgpu.so"),
+        ("-account required pam_slurm_adopt.so\n#session pam_qgpu.so\n", "warn", "no limits"),
+        (
+            "account required pam_slurm_adopt.so\nsession [default=bad] pam_qgpu.so\n",
+            "ok",
+            "limits",
+        ),
+    ],
+)
+def test_ssh_sessions_in_jobs_without_their_limits_are_told(
+    tmp_path, monkeypatch, lines, status, word
+):
+    (tmp_path / "sshd").write_text(f"@include common-auth\n{lines}")
+    monkeypatch.setattr(ssh, "PAM", tmp_path)
+    check = ssh.ssh(Known(HOST, "none"))
+    assert (check.status, word in check.text) == (status, True), check
 
 
 def test_roles_have_a_line_of_their_own_and_nothing_steers_the_terminal() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from harness import page
 from harness.site import PLACES, Site
 
-RUN = {"Quick start", "Login hosts", "Accounting", "Metrics", "Upgrade", "Removal"}
+RUN = {"Quick start", "Login hosts", "Accounting", "Metrics", "ssh into jobs", "Upgrade", "Removal"}
 MOST_COMMANDS = 15
 Follow = Callable[[str], None]
 queued: dict[str, int] = {}

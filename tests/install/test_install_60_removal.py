@@ -29,6 +29,12 @@ def test_plain_jobs_run(site: Site) -> None:
     assert site.srun("--gres=gpu:1 sh -c 'echo $CUDA_VISIBLE_DEVICES'").out == "0\n"
 
 
+def test_admins_still_come_in_by_ssh(site: Site) -> None:
+    """sshd's configuration names a module that is gone."""
+    assert "pam_qgpu.so" in site["n1"].read("/etc/pam.d/sshd")
+    assert site["ctl"].run("ssh n1 id -un").out == "root\n"
+
+
 def test_nothing_of_qgpu_stays_but_the_sites_own(
     site: Site, kept: dict[tuple[str, str], str]
 ) -> None:

@@ -19,6 +19,7 @@ from gres.paths import ABI_VERSION, InstallPaths
 
 pytestmark = pytest.mark.native
 COMPONENTS = ("qgpu", "node", "controller", "slurm-plugins", "simulator")
+PAM_DIR = str(next(Path("/usr/lib").glob("*-linux-gnu/security"))).lstrip("/")
 PROGRAMS = {
     "usr/bin/qgpu",
     "usr/sbin/qgpud",
@@ -49,6 +50,7 @@ FILES = {
         "usr/libexec/qgpu/qgpu-arbiter",
         "usr/libexec/qgpu/qgpu-hook",
         "usr/libexec/qgpu/qgpu-mounts",
+        f"{PAM_DIR}/pam_qgpu.so",
         f"usr/lib/qgpu/{ABI_VERSION}/libcuda.so.1",
         f"usr/lib/qgpu/{ABI_VERSION}/libnvidia-ml.so.1",
         "usr/lib/systemd/system/qgpud.service",
@@ -228,6 +230,7 @@ def test_the_spec_lists_every_file_that_is_installed(tree: Path) -> None:
     places |= {"datadir": "usr/share", "mandir": "usr/share/man", "sysconfdir": "etc"}
     places |= {"unitdir": "usr/lib/systemd/system", "tmpfilesdir": "usr/lib/tmpfiles.d"}
     spec = (ROOT / "packaging/rpm/qgpu.spec.in").read_text().partition("\n%files\n")[2]
+    spec = spec.replace("%{_libdir}/security", PAM_DIR)
     for name, value in places.items():
         spec = spec.replace(f"%{{_{name}}}", value)
     spec = spec.replace("%{bashdir}", "usr/share/bash-completion/completions").replace(

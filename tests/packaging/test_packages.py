@@ -159,7 +159,8 @@ def test_the_rpms_have_the_same_parts_in_the_places_of_el(
         own = [
             each for each in members(debs[name]) if not re.search(r"/doc/|/lintian/|/zsh/", each)
         ]
-        moved = {re.sub(r"^/usr/lib/qgpu", "/usr/lib64/qgpu", each) for each in own}
+        el = re.compile(r"^/usr/lib(/qgpu|/[^/]+-linux-gnu(?=/security))")
+        moved = {el.sub(lambda at: "/usr/lib64" + at[1].split("/")[0], each) for each in own}
         assert moved <= set(files[name]), moved - set(files[name])
 
 

@@ -5,7 +5,7 @@
 set -euo pipefail
 directory=$1 suite=$2 mirror=$3
 packages=(
-    gcc make binutils libc6-dev libslurm-dev python3 python3-venv
+    gcc make binutils libc6-dev libpam0g-dev libslurm-dev python3 python3-venv
     dpkg-dev debhelper fakeroot lintian
 )
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$directory" "$mirror"

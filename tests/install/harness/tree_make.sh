@@ -7,7 +7,7 @@ directory=$1 suite=$2 mirror=$3
 packages=(
     systemd systemd-sysv dbus iproute2 procps openssh-server python3 python3-apt sudo
     ca-certificates curl jq slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins
-    slurm-wlm-mysql-plugin munge mariadb-server
+    slurm-wlm-mysql-plugin libpam-slurm-adopt munge mariadb-server
 )
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$directory" "$mirror"
 
