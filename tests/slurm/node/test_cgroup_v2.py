@@ -24,7 +24,7 @@ from enforcer.daemon.requests.protocol import ask
 NEW = slurm_version() >= "26.05"
 # Slice and names that are asked for, and what a task's cgroup then begins with.
 LAYOUTS = {
-    "own": ("", "slurm", "/system.slice/{scope}/" + (r"s[0-9A-Z]{13}" if NEW else "job_{job}")),
+    "own": ("", "slurm", "/system.slice/{scope}/" + (r"s[0-9A-Z]{{13}}" if NEW else "job_{job}")),
     "renamed": ("gpu.slice", "job", "/gpu.slice/{scope}/job_{job}"),
 }
 pytestmark = pytest.mark.skipif(cgroups.unified() is None, reason="no cgroup2 is mounted here")
