@@ -40,15 +40,21 @@ done
 until [ -e go ] && [ -e left.done ]; do sleep 0.1; done
 env -u LD_PRELOAD /usr/bin/python3 past.py
 """
-# Allocates half the cap, then twice the cap, from a copy of the driver that no shim stands before.
+# Half the cap, then twice the cap, from a copy of the driver that no shim stands before. qgpud
+# limits a new cgroup within a second; until then the driver gives more.
 PAST = """
-import ctypes
+import ctypes, time
 cuda = ctypes.CDLL("driver/libcuda.so.1")
 context, memory = ctypes.c_void_p(), ctypes.c_uint64()
 assert not (cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
 assert not cuda.cuCtxSetCurrent(context)
-for size in (1 << 29, 1 << 31):
-    print("past", cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)))
+allocate = lambda size: cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size))
+print("past", allocate(1 << 29))
+end = time.monotonic() + 60
+while not (said := allocate(1 << 31)) and time.monotonic() < end:
+    cuda.cuMemFree_v2(memory)
+    time.sleep(0.05)
+print("past", said)
 """
 
 
