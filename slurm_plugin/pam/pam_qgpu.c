@@ -22,7 +22,7 @@
 
 #include "../common/paths.h"
 #include "../spank/spank_qgpu.h"
-#include "qg_cgroup.h"
+#include "qg_steps.h"
 
 #define DEFAULT_RUN_DIR "/run/qgpu"
 #define ENV_MAX         (128 * 1024) /* bytes of one variable: the kernel's own limit */
@@ -30,19 +30,6 @@
 #define EXPORT __attribute__((visibility("default")))
 
 static char preload[ENV_MAX], entry[ENV_MAX + 64];
-
-/* The job whose cgroup this process is in: the kernel's word, no variable's. 0 = none. */
-static uint64_t own_job(void)
-{
-    static char groups[16384];
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    size_t got = file ? fread(groups, 1, sizeof(groups) - 1, file) : 0;
-
-    if (file)
-        fclose(file);
-    groups[got] = '\0';
-    return qg_job_of_cgroups(groups);
-}
 
 /* Says why there is no session: to the user, and to the system's log. */
 static int refuse(pam_handle_t *pam, uint64_t job, const char *why)
@@ -135,9 +122,11 @@ EXPORT int pam_sm_open_session(pam_handle_t *pam, int flags, int argc, const cha
 {
     char run_dir[PATH_MAX];
     const char *name = NULL;
-    uint64_t job = own_job();
 
     (void)flags;
+    if (!run_dir_of(pam, argc, argv, run_dir, sizeof(run_dir)))
+        return PAM_SESSION_ERR;
+    uint64_t job = steps_job_of(run_dir, 0, getpid());
     if (!job)
         return PAM_IGNORE; /* root's session, or one that pam_slurm_adopt lets pass */
     if (job > UINT32_MAX || pam_get_user(pam, &name, NULL) != PAM_SUCCESS)
@@ -145,8 +134,6 @@ EXPORT int pam_sm_open_session(pam_handle_t *pam, int flags, int argc, const cha
     const struct passwd *user = getpwnam(name);
     if (!user)
         return PAM_USER_UNKNOWN;
-    if (!run_dir_of(pam, argc, argv, run_dir, sizeof(run_dir)))
-        return refuse(pam, job, "the arguments of pam_qgpu.so are wrong");
     return with_grant(pam, job, user->pw_uid, run_dir);
 }
 

@@ -1,6 +1,6 @@
 """Which job a process belongs to, by the slurmstepds that are recorded in run_dir/steps.
 
-docs/specs/identity.md has the rule; enforcer/native/arbiter/serve/steps.c is the same in C. Names
+docs/specs/identity.md has the rule; enforcer/native/common/qg_steps.c is the same in C. Names
 of cgroups prove nothing: a directory counts because a recorded slurmstepd is in it.
 """
 

@@ -8,7 +8,8 @@ ARB_ALL := $(sort $(wildcard $(ARB_DIR)/*.c $(ARB_DIR)/*/*.c))
 ARB_HW  := $(wildcard $(ARB_DIR)/hw/hw_*.c $(ARB_DIR)/serve/hw_*.c)
 ARB_NOT := $(if $(filter 0,$(HW)),$(ARB_HW),$(ARB_DIR)/hw/absent.c)
 ARB_SRC := $(filter-out $(ARB_NOT),$(ARB_ALL)) enforcer/native/common/qg_msg.c \
-           enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
+           enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c \
+           enforcer/native/common/qg_steps.c
 ARB_HDR := $(wildcard $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) \
            $(wildcard enforcer/native/abi/*.h)
 ARB_O   := $(patsubst enforcer/native/%.c,$(ARB_OBJ)/%.o,$(ARB_SRC:$(ARB_DIR)/%=enforcer/native/%))
@@ -52,6 +53,6 @@ $(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy/*.c) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(ARB_CFLAGS) -shared $(filter %.c,$^) -o $@
 
-$(BUILD)/test/libqgpu_steps.so: $(ARB_DIR)/serve/steps.c $(ARB_HDR)
+$(BUILD)/test/libqgpu_steps.so: enforcer/native/common/qg_steps.c $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(ARB_CFLAGS) -shared $(filter %.c,$^) -o $@

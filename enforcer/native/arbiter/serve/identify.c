@@ -16,8 +16,8 @@
 #include "base/base.h"
 #include "model/model.h"
 #include "serve/serve.h"
-#include "serve/steps.h"
 #include "qg_seal.h"
+#include "qg_steps.h"
 
 /* The program that holds a grant without Slurm, from the file that qgpud keeps beside the grant. */
 static bool program_of(const struct arbiter *a, uint64_t job_id, int *pid, uint64_t *start)
@@ -54,7 +54,7 @@ const char *identify(const struct arbiter *a, pid_t pid, uid_t uid, uint64_t job
                  (int)pid, uid, job_id, grant_uid);
         return text;
     }
-    uint64_t found = steps_job_of(a, pid);
+    uint64_t found = steps_job_of(a->run_dir, a->owner, pid);
     if (found == job_id)
         return NULL;
     if (found) {

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The slurmstepds of this node's jobs, and what they are in. Main thread only.
+ * The slurmstepds of this node's jobs, and what they are in. Of one thread of a program only.
  */
-#ifndef QGPU_STEPS_H
-#define QGPU_STEPS_H
+#ifndef QG_STEPS_H
+#define QG_STEPS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
-
-struct arbiter;
 
 /* Ancestors that are checked. A bound on reads below /proc; deeper trees are not recognised.
  * Chosen, not measured. */
@@ -23,8 +21,8 @@ struct step_daemon {
 };
 
 /* The job whose slurmstepd is recorded in run_dir/steps, and in whose cgroup or below which the
- * process is. 0 = none. */
-uint64_t steps_job_of(const struct arbiter *a, pid_t pid);
+ * process is. 0 = none. Only records of `owner` count. */
+uint64_t steps_job_of(const char *run_dir, uid_t owner, pid_t pid);
 
 /* The length of the job's directory in the path of a slurmstepd's cgroup; 0 = it is in none. */
 size_t steps_job_dir(const char *path, size_t len);

@@ -5,7 +5,7 @@
  * same in Python. Names of cgroups prove nothing here: a directory counts because a recorded
  * slurmstepd is in it.
  */
-#include "serve/steps.h"
+#include "qg_steps.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -17,9 +17,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "base/base.h"
-#include "serve/serve.h"
 
 enum {
     MAX_STEPS = 4096,          /* records that are read; a node has a few hundred at most */
@@ -155,12 +152,12 @@ bool steps_read(int dir, const char *name, uid_t owner, char *buf, size_t cap, i
 }
 
 /* Reads one record. It counts if its slurmstepd lives. */
-static struct step *step_new(const struct arbiter *a, int dir, const char *name)
+static struct step *step_new(uid_t owner, int dir, const char *name)
 {
     char buf[256], text[MAX_TEXT];
     struct step_daemon d;
     ino_t inode;
-    if (!steps_read(dir, name, a->owner, buf, sizeof(buf), &inode) ||
+    if (!steps_read(dir, name, owner, buf, sizeof(buf), &inode) ||
         sscanf(buf, " { \"job\" : %" SCNu64 " , \"pid\" : %d , \"start\" : %" SCNu64, &d.job,
                &d.pid, &d.start) != 3)
         return NULL;
@@ -179,7 +176,7 @@ static struct step *step_new(const struct arbiter *a, int dir, const char *name)
     return NULL;
 }
 
-static void keep_or_add(const struct arbiter *a, int dir, const char *name)
+static void keep_or_add(uid_t owner, int dir, const char *name)
 {
     struct stat st;
     if (!isdigit((unsigned char)name[0]) || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
@@ -189,7 +186,7 @@ static void keep_or_add(const struct arbiter *a, int dir, const char *name)
             s->seen = true;
             return;
         }
-    struct step *s = known.count < MAX_STEPS ? step_new(a, dir, name) : NULL;
+    struct step *s = known.count < MAX_STEPS ? step_new(owner, dir, name) : NULL;
     if (!s)
         return;
     s->seen = true;
@@ -219,14 +216,14 @@ static int64_t ns_of(const struct timespec *at)
 }
 
 /* Looks at the directory if it changed since the last time. */
-static void look(const struct arbiter *a)
+static void look(const char *run_dir, uid_t owner)
 {
     char path[512];
     struct stat st;
     struct timespec now;
-    snprintf(path, sizeof(path), "%s/steps", a->run_dir);
+    snprintf(path, sizeof(path), "%s/steps", run_dir);
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    bool ours = fd >= 0 && fstat(fd, &st) == 0 && st.st_uid == a->owner && !(st.st_mode & 022);
+    bool ours = fd >= 0 && fstat(fd, &st) == 0 && st.st_uid == owner && !(st.st_mode & 022);
     if (ours && known.date.tv_sec && ns_of(&known.date) == ns_of(&st.st_mtim)) {
         close(fd);
         return;
@@ -238,7 +235,7 @@ static void look(const struct arbiter *a)
     if (!list && fd >= 0)
         close(fd);
     for (struct dirent *entry; list && (entry = readdir(list));)
-        keep_or_add(a, dirfd(list), entry->d_name);
+        keep_or_add(owner, dirfd(list), entry->d_name);
     if (list)
         closedir(list);
     forget_unseen();
@@ -266,9 +263,9 @@ static uint64_t by_cgroup(pid_t pid)
     return job;
 }
 
-uint64_t steps_job_of(const struct arbiter *a, pid_t pid)
+uint64_t steps_job_of(const char *run_dir, uid_t owner, pid_t pid)
 {
-    look(a);
+    look(run_dir, owner);
     uint64_t job = by_cgroup(pid);
     for (int i = 0; !job && i < MAX_ANCESTORS && pid > 1; i++) {
         for (struct step *s = known.first; s && i > 0; s = s->next)
