@@ -84,6 +84,17 @@ MESSAGES: dict[str, str] = {
     " for example --gres={token} --qos={qos}.",
     "partition": "{token} is refused: partition '{word}' has no cards that are shared;"
     " write for example --gres={token} --partition={partition}.",
+    "field_long": "{token} is refused: it has {bytes} bytes, and Slurm takes at most {limit} there;"
+    " write a shorter one, for example --gres=qgpu:{example} alone.",
+    "spank_long": (
+        "the options of SPANK plugins are refused: they have {bytes} bytes in all, and at most"
+        " {limit} fit beside what Slurm hands to a node's Prolog; write shorter ones, or"
+        " --gres=qgpu:{example} without them."
+    ),
+    "spank_many": (
+        "the options of SPANK plugins are refused: they have {lines} lines in all, and at most"
+        " {limit} are taken; use fewer, or --gres=qgpu:{example} without them."
+    ),
     "text_long": "the {field} has {bytes} bytes, but beside qgpu's own line only {room} fit;"
     " write a shorter one, for example --{field}=test.",
     "cards_never": (

@@ -9,7 +9,7 @@ local int, shown, split, bytes_of = text.int, text.shown, text.split, text.bytes
 
 local M = {
     schema = 1,
-    max_field_bytes = 1024,
+    max_field_bytes = 1024, -- Slurm's own, in each text of a job that is read here
     looks_like_tag = text.looks_like_tag,
     strip_tags = text.strip_tags,
     tag_text = text.tag_text,
@@ -454,9 +454,9 @@ end
 
 -- fn(...), or nil and the refusal {key, text}; other errors go to the caller.
 function M.guarded(fn, ...)
-    local ok, result = pcall(fn, ...)
+    local ok, result, more = pcall(fn, ...)
     if ok then
-        return result
+        return result, more
     end
     if type(result) == "table" and result.qgpu then
         return nil, result

@@ -13,6 +13,7 @@ local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local q = dofile(here .. "/qgpu.lua")
 local options = dofile(here .. "/qgpu_options.lua")
 local cards = dofile(here .. "/qgpu_cards.lua")
+local bounds = dofile(here .. "/qgpu_bounds.lua")
 
 local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",
     "mem_per_tres", "tres_bind", "tres_freq" }
@@ -84,7 +85,8 @@ local function only_for(job_desc)
 end
 
 local function read_submission(job_desc, part_list, t)
-    local said = options.read(job_desc.spank_job_env)
+    bounds.check_texts(job_desc, q, t)
+    local said = options.read(bounds.spank(job_desc, q, t))
     local gres = options.with_mem(job_desc.gres, said)
     -- a share is possible: only these jobs have a class
     local shares = given(gres) or given(job_desc.tres_per_task)
@@ -125,8 +127,11 @@ end
 -- job_desc, and the QOS to write. Or nil and the refusal. Writes no text field; `qgpu plan` calls
 -- this too.
 local function judge(t, job_desc, part_list)
-    local job, said = read_submission(job_desc, part_list, t)
-    local found, decision, refusal
+    local job, said, refusal, found, decision
+    job, said = q.guarded(read_submission, job_desc, part_list, t)
+    if not job then
+        return nil, said
+    end
     found, refusal = q.guarded(cards.native, job_desc, job, said.cards or false, q, t)
     if refusal then
         return nil, refusal
@@ -272,6 +277,7 @@ local function refuse_other_kind(job_rec, now, tag, t)
 end
 
 local function modified(job_desc, job_rec, t)
+    bounds.check_texts(job_desc, q, t)
     local now = current(job_rec, t)
     if not pending(job_rec) then
         if now.tag then

@@ -31,7 +31,8 @@ for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_j
     .. "cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
     .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind "
     .. "gpu-freq exclusive tres-per-task "
-    .. "spank_job_env environment min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
+    .. "spank_job_env spank_job_env_size "
+    .. "environment min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
     KNOWN[name] = true
 end
 function record(values, has_extra)

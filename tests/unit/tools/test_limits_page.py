@@ -16,9 +16,16 @@ BOUND = (
     r"|[A-Z_]*PER_SECOND|[A-Z_]*BURST|BACKLOG|AT_ONCE|REMEMBERED|UNSENT|ROOT_PLACES|UNKNOWN_TIMES)"
 )
 SET = (
-    r"^(?:#define\s+|\s*(?:enum\s*\{\s*)?){name}(?:\s+|\s*=\s*)([\d_]+(?:\s*<<\s*\d+)?)(?:\.0)?u?\b"
+    r"^(?:#define\s+|local\s+|\s*(?:enum\s*\{\s*)?){name}"
+    r"(?:\s+|\s*=\s*)([\d_]+(?:\s*<<\s*\d+)?)(?:\.0)?u?\b"
 )
-FOLDERS = ("enforcer/native/arbiter", "enforcer/daemon", "enforcer/reporting", "enforcer")
+FOLDERS = (
+    "enforcer/native/arbiter",
+    "enforcer/daemon",
+    "enforcer/reporting",
+    "enforcer",
+    "slurm_plugin/lua",
+)
 # Bounds of one message, text, step or read, or of what one job may show: no user fills them for
 # another.
 NOT_SHARED = {
@@ -46,7 +53,9 @@ def test_each_constant_is_what_the_source_says(name: str, said: str, file: str) 
 def sources() -> list[Path]:
     found = {p for folder in FOLDERS for p in (ROOT / folder).rglob("*") if folder != "enforcer"}
     found |= set((ROOT / "enforcer").glob("*.py"))
-    return sorted(p for p in found if p.suffix in (".c", ".h", ".py") and "policy" not in p.parts)
+    return sorted(
+        p for p in found if p.suffix in (".c", ".h", ".py", ".lua") and "policy" not in p.parts
+    )
 
 
 def test_each_bound_of_the_daemons_is_on_the_page() -> None:
