@@ -99,7 +99,7 @@ local GROUP = { qgpu = "qgpu", qgpu_mem = "mem", gpu = "gpu", shard = "shared", 
 
 -- `gpu:0` asks for nothing, and must not be promised a card.
 local function no_card(entry)
-    return entry.name == "gpu" and (entry.parts[#entry.parts] or ""):find("^0+$") ~= nil
+    return entry.name == "gpu" and M.bytes_of(entry.parts[#entry.parts] or "") == 0
 end
 
 function M.parse_entries(text)
