@@ -13,7 +13,8 @@ from pathlib import Path
 
 from enforcer.clock import Clock, FakeClock, SystemClock
 from enforcer.daemon.arbiter.port import FakeArbiter
-from enforcer.daemon.audit.steps import Steps
+from enforcer.daemon.audit.steps import Step, Steps
+from enforcer.daemon.granting.jobshere import Controller
 from enforcer.daemon.injecting.way import resolved
 from enforcer.daemon.log import setup
 from enforcer.daemon.node import NodeService
@@ -182,6 +183,10 @@ class FakeSteps(Steps):
         """As the test says."""
         return self._node.jobs_of_pids.get(pid)
 
+    def of(self, job: int) -> list[Step]:
+        """One, if the test says so."""
+        return [Step(job, 1, 1, ())] if job in self._node.jobs_with_step else []
+
     def unified(self, jobs: Iterable[int]) -> dict[int, tuple[str, ...] | None]:
         """As the test says, or none."""
         return {job: self._node.job_cgroups.get(job) for job in jobs}
@@ -207,6 +212,8 @@ class FakeNode:
         self.clock: Clock = clock or FakeClock()
         self.jobs_of_pids: dict[int, int] = {}
         self.job_cgroups: dict[int, tuple[str, ...]] = {}  # of jobs with a slurmstepd on record
+        self.jobs_with_step: set[int] = set()
+        self.controller: Controller | None = None
         self.owners_of_pids: dict[int, int] = {}
         self.booted_ns: int | None = None
         self.boot_id: str | None = None
@@ -226,6 +233,7 @@ class FakeNode:
             boot_id=lambda: self.boot_id,
             on_tmpfs=lambda path: self.tmpfs,
             alive=lambda pid: pid not in self.dead_pids,
+            controller=self.controller,
             owner_of_pid=lambda pid: self.owners_of_pids.get(pid, 1000),
         )
         store = GrantStore(self.directory / "run" / GRANTS_DIR)

@@ -52,6 +52,7 @@ NODE: tuple[Step, ...] = (
     daemons.devices,
     jobs.job_cgroups,
     ssh.ssh,
+    jobs.grants,
     slurm.privacy,
 )
 CONTROLLER: tuple[Step, ...] = (

@@ -54,3 +54,17 @@ def pardon(job_id: int, config_path: str, node: str | None) -> None:
     )
     went = f", {len(pids)} process{'es' if len(pids) != 1 else ''} went on" if pids else ""
     click.echo(f"the audit leaves job {job_id} alone from now on{went}")
+
+
+@job.command()
+@click.argument("job_id", metavar="JOBID", type=click.IntRange(min=1))
+@config_option
+@node_option
+def release(job_id: int, config_path: str, node: str | None) -> None:
+    """End the grant that job JOBID left on this node. Root only.
+
+    For a job that Slurm has no more and whose Epilog did not run. qgpud does this by itself where
+    it can ask slurmctld. It is refused while a slurmstepd of the job runs here.
+    """
+    find_daemon(config_path, node).ask(op="job-release", job=job_id)
+    click.echo(f"the grant of job {job_id} has ended")

@@ -31,12 +31,16 @@ def sentence(finding: Finding, action: str) -> str:
     )
 
 
-def outside(environ: Mapping[str, str]) -> list[str]:
-    """Words before a command that start it outside of qgpud's unit; none without systemd."""
+def outside(environ: Mapping[str, str], waits: bool = False) -> list[str]:
+    """Words before a command that start it outside of qgpud's unit; none without systemd.
+
+    `waits`: until it ends, with its output.
+    """
     program = shutil.which("systemd-run", path="/usr/bin:/bin")
     if not environ.get("NOTIFY_SOCKET") or program is None:
         return []
-    words = [program, "--quiet", "--collect", "--no-block", "--property=RuntimeMaxSec=15"]
+    how = ["--pipe", "--wait", "--setenv=SLURM_TIME_FORMAT=standard"] if waits else ["--no-block"]
+    words = [program, "--quiet", "--collect", *how, "--property=RuntimeMaxSec=15"]
     conf = environ.get("SLURM_CONF")
     return [*words, *([f"--setenv=SLURM_CONF={conf}"] if conf else []), "--"]
 

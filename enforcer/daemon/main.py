@@ -18,6 +18,7 @@ import click
 
 from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter.client import SocketArbiter
+from enforcer.daemon.granting.jobshere import JobsHere
 from enforcer.daemon.injecting.start import make_ready
 from enforcer.daemon.injecting.way import keep, probe, resolved
 from enforcer.daemon.jobnotes import JobNotes
@@ -99,6 +100,7 @@ def build(config: Config, name: str) -> Server:
         arbiter=arbiter,
         clock=clock,
         caller=lambda opener: NvmlThread(opener, deadline),
+        controller=JobsHere(config.hook.scontrol, name),
     )
     store = GrantStore(run_dir / GRANTS_DIR)
     service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)

@@ -20,10 +20,18 @@ from enforcer.daemon.audit.inspector import Inspector
 from enforcer.daemon.audit.procs import ancestors
 from enforcer.daemon.audit.steps import STEPS, Steps
 from enforcer.daemon.granting import ending, grantdir
-from enforcer.daemon.granting.admission import log_grant, within_the_card, without_place
+from enforcer.daemon.granting.admission import (
+    in_the_way,
+    log_grant,
+    log_job,
+    no_arbiter,
+    within_the_card,
+    without_place,
+)
 from enforcer.daemon.granting.decide import Broken, Ignore, decide, same_promise
 from enforcer.daemon.granting.driver import BrokenNodeError
 from enforcer.daemon.granting.hookproto import Answer, Later
+from enforcer.daemon.granting.lost import Lost
 from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.daemon.limits.probe import cgroup2_root
 from enforcer.daemon.log import emit
@@ -65,7 +73,8 @@ class NodeService:
     hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
     markers: grantdir.MarkerWatch = field(init=False)
-    leftovers: ending.Leftovers = field(init=False)
+    books: ending.Books = field(init=False)
+    lost: Lost = field(init=False)
     _refusals: dict[int, ArbiterRefusedError] = field(default_factory=dict)
     _cards_sent: frozenset[str] = frozenset()
 
@@ -79,10 +88,12 @@ class NodeService:
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
         self.markers = grantdir.MarkerWatch(self.store.directory)
-        self.leftovers = ending.Leftovers(self.store, self.ports.clock)
+        self.books = ending.Books(self.store, self.ledger, self.sampler, self.ports.clock)
         clock = self.ports.clock.monotonic_ns
         self.steps = self.ports.steps(self.store.directory.parent / STEPS)
         how = (settings.memory_backend, self.nvml, cgroup2_root(), self.steps, clock)
+        patience = self.config.hook.deadline.ns // 2
+        self.lost = Lost(self.ports.clock, self.steps, self.ports.controller, patience)
         self.memory = MemoryBackend(*how, functools.partial(ending.started, self.store))
         self.hardware = HardwareView(
             settings.hardware, lambda: self.nvml.call(lambda nvml: nvml.driver_version())
@@ -152,12 +163,7 @@ class NodeService:
         """
         try:
             job = parse_hook_env(env, self.config.tag_field, self.config.slurm.native_gres)
-            if job.overruled:
-                said, counts = job.overruled, str(job.tag)
-                emit(logging.WARNING, "tag-overruled", job=job.job_id, said=said, counts=counts)
-            if job.untagged:
-                number = len(job.gpus)
-                emit(logging.INFO, "untagged-whole", job=job.job_id, uid=job.uid, cards=number)
+            log_job(job)
             decision = decide(
                 job,
                 self.node,
@@ -182,7 +188,16 @@ class NodeService:
             emit(logging.ERROR, "node-broken", job=decision.job_id, why=unfit)
             return Answer(1, unfit)
         self.take_markers()  # ended jobs hold no card
-        return self.admit(within_the_card(decision, self.grants.values()))
+        return self._admit_beside_others(decision)
+
+    def _admit_beside_others(self, grant: Grant) -> Answer | Later | None:
+        """Admit a grant, or its refusal; first ask about grants in its way that may be lost."""
+        others = in_the_way(grant, self.grants.values())
+        jobs = [other.job_id for other in others]
+        fitted = within_the_card(grant, others, self.lost.doubtful(jobs))
+        if fitted is not grant and self.lost.waits(grant.job_id, jobs, list(self.grants)):
+            return Later("slurmctld was asked which jobs are here, and did not answer yet")
+        return self.admit(fitted)
 
     def broken(self, env: Mapping[str, str], reason: str) -> Answer:
         """The node cannot serve: the Prolog fails, and Slurm drains it with this reason."""
@@ -210,9 +225,10 @@ class NodeService:
             )
             emit(logging.ERROR, "node-broken", job=grant.job_id, why=reason)
             if grant is not old:  # an older grant keeps its files
-                self.leftovers.remove(grant.job_id, mark=False)
+                self.books.leftovers.remove(grant.job_id, mark=False)
             return Answer(1, reason)
         self.grants[grant.job_id] = grant
+        self.lost.touched(grant.job_id)
         self.sampler.note(self.ledger.open_grant, grant)
         log_grant(grant, self.grants.values())
         return Answer(0) if grant.state != "active" else self.send_grant(grant)
@@ -249,18 +265,9 @@ class NodeService:
         return self.admit(without_place(grant, why)) or Answer(0)
 
     def abandon(self, job_id: int, then: str = "") -> Answer:
-        """Give up on a grant whose arbiter did not come back: the node is broken.
-
-        `then`: what to do when it is back; by default what a node needs after a failed Prolog.
-        """
+        """Give up on a grant whose arbiter did not come back: the node is broken."""
         self.end(job_id, "failed")
-        reason = (
-            f"qgpu-arbiter on this node does not answer at {self.node.run_dir}/arbiter.sock: start"
-            " it (systemctl start qgpu-arbiter), then"
-            f" {then or f'scontrol update nodename={self.node.name} state=resume'}"
-        )
-        emit(logging.ERROR, "node-broken", job=job_id, why=reason)
-        return Answer(1, reason)
+        return self.broken({"SLURM_JOB_ID": str(job_id)}, no_arbiter(self.node, then))
 
     def epilog(self, env: Mapping[str, str]) -> Answer:
         """End the job's grant. Never fails a node."""
@@ -294,7 +301,12 @@ class NodeService:
         for job_id in self.runs.left - live:
             self.end(job_id, "exit")
 
-    def end(self, job_id: int, reason: str) -> None:
+    def end_lost(self) -> None:
+        """End the grants whose jobs are gone by what slurmctld answered."""
+        for job_id, ended_ns in self.lost.collect(list(self.grants)):
+            self.end(job_id, "lost", ended_ns)
+
+    def end(self, job_id: int, reason: str, ended_ns: int | None = None) -> None:
         """End a grant: poll the counters first, since the arbiter drops
         those of a revoked tenant.
         """
@@ -309,20 +321,7 @@ class NodeService:
                 self.ports.arbiter.revoke(job_id)
             except ArbiterError as error:
                 self.lose_arbiter(str(error))
-        ended = (
-            grantdir.marker_time_ns(self.store.directory, job_id) if reason == "marker" else None
-        )
-        now = self.ports.clock.realtime_ns()
-        fetched = ending.fetched(self.store, grant, reason)
-        if grant is not None and fetched is False:
-            ending.log_unfetched(self.ledger, grant)
-        self.sampler.note(
-            self.ledger.end, job_id, reason, now if ended is None else min(ended, now), fetched
-        )
-        removed = self.leftovers.remove(job_id, mark=ending.stays_over(grant, job_id, reason))
-        grantdir.drop_marker(self.store.directory, job_id)
-        if grant is not None or removed:
-            emit(logging.INFO, "end", job=job_id, reason=reason)
+        self.books.close(job_id, grant, reason, ended_ns)
 
     # ---- the arbiter ----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from enforcer.daemon.arbiter.port import Arbiter
 from enforcer.daemon.audit.procs import alive, boot_id, boot_time_ns, on_tmpfs, owner_of
 from enforcer.daemon.audit.steps import Steps
 from enforcer.daemon.granting.decide import Identify
+from enforcer.daemon.granting.jobshere import Controller
 from enforcer.nvml.port import Nvml
 from enforcer.nvml.worker import NvmlCaller, NvmlInline
 from gres.grant.identity import identify
@@ -31,3 +32,4 @@ class Ports:
     caller: Callable[[Callable[[], Nvml]], NvmlCaller] = NvmlInline
     alive: Callable[[int], bool] = alive
     owner_of_pid: Callable[[int], int | None] = owner_of
+    controller: Controller | None = None  # None: slurmctld is not asked

@@ -42,6 +42,7 @@ RETRY_NS = 200 * 10**6  # period of attempts to reach an absent arbiter
 WATCHDOG_NS = 5 * 10**9  # period of watchdog messages: below a third of WatchdogSec
 RUN_END_NS = 10**9  # period of ending `qgpu run` grants whose command has ended
 OBSERVE_NS = 10**9  # period of live state and metrics
+LOOK_NS = 15 * 10**9  # period of looks for grants without a slurmstepd
 DEAD_NS = 50 * 10**6  # period of polls for dead processes that the driver still lists
 # period of scans for new cgroups of jobs, where the driver has limits for them
 CGROUPS_NS = 250 * 10**6
@@ -128,7 +129,9 @@ class Server:
             CGROUPS_NS, service.limit_memory, wanted=lambda: service.memory.wanted(service.grants)
         )
         left = Timer(RUN_END_NS, service.end_left, wanted=lambda: bool(service.runs.left))
-        self.timers += [dead, limits, left]
+        lost = Timer(LOOK_NS, lambda: service.lost.look(list(service.grants)))
+        told = Timer(RETRY_NS, service.end_lost, wanted=lambda: service.lost.asking)
+        self.timers += [dead, limits, left, lost, told]
         self.timers.append(Timer(WATCHDOG_NS, lambda: notify("WATCHDOG=1")))
 
     def _every(
@@ -347,6 +350,7 @@ class Server:
         for client in list(self._clients.values()):
             self._drop(client)
         guarded(self.service.poll_arbiter, None)
+        guarded(self.service.lost.close, None)
         self.service.ports.arbiter.close()
         self._selector.close()
         emit(logging.INFO, "stopped", grants=len(self.service.grants))

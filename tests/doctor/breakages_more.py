@@ -288,6 +288,14 @@ RUNNING: Breakages = {
         "job cgroups",
         "no slurmstepd of job 7 is on record",
     ),
+    "a grant outlived its job": (
+        both(
+            lambda s: s.write("run/grants/7.json", "{}", 0o600),
+            lambda s: s.answer("squeue", out="JOBID  ST  END_TIME\n8  R  N/A\n7  CD  N/A\n"),
+        ),
+        "grants",
+        "job 7 left a grant",
+    ),
     "a release that doubles gres": (
         both(yaml('"24.11"', '"25.05"'), lambda s: s.answer("slurmd", "-V", out="slurm 25.05.0")),
         "slurm",

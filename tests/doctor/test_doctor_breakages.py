@@ -120,3 +120,14 @@ def test_a_slurmd_that_needs_root_for_its_cgroup_is_no_fault(
     site.answer("slurmd", "-G", code=1, err="slurmd: fatal: gres.conf: bad")
     (check,) = (check for check in site.checks() if check.name == "gres counts")
     assert check.status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "status"), [(0, "R", "ok"), (0, "CG", "ok"), (1, "CD", "warn")]
+)
+def test_grant_without_a_step_is_no_fault_unless_slurmctld_says_so(site, code, state, status):
+    site.write("run/grants/7.json", "{}", 0o600)
+    out = f"JOBID  ST  END_TIME\n7  {state}  N/A\n"
+    site.answer("squeue", code=code, out=out, err="no controller")
+    (found,) = [check for check in site.checks() if check.name == "grants"]
+    assert found.status == status and ("no controller" in found.text) is bool(code)

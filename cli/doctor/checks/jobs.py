@@ -8,9 +8,12 @@ from pathlib import Path
 from cli.doctor.known import Known
 from cli.doctor.result import Check
 from enforcer.daemon.audit.steps import STEPS, Steps
+from enforcer.daemon.granting.decide import named_jobs
+from enforcer.daemon.granting.jobshere import parse, squeue_command
 from enforcer.daemon.limits.probe import cgroup2_root
 from enforcer.daemon.limits.unfound import ELSEWHERE, HOMELESS, UNRECORDED
 from enforcer.wire.layout import GRANTS_DIR
+from gres.grant.store import RUN_BASE
 
 _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 NAMED = 3  # jobs named in one sentence; more are counted
@@ -51,13 +54,40 @@ def _fault(steps: Steps, job: int, root: Path | None) -> tuple[str, str] | None:
     return ELSEWHERE, paths[0]
 
 
+def grants(known: Known) -> Check:
+    """Whether each grant belongs to a job that Slurm has on this node."""
+    standing = granted(known)
+    steps = Steps(Path(known.run_dir) / STEPS, known.host.proc, known.host.trusted)
+    idle = {int(job) for job in standing if int(job) < RUN_BASE and not steps.of(int(job))}
+    if not idle:
+        return Check("grants", "ok", f"{len(standing)}, each with a running job")
+    said = known.host.said(*squeue_command("squeue", known.node))
+    told = parse(said.out) if said.code == 0 else None
+    if told is None:
+        text = f"nothing of {named_jobs(idle)} runs here, and squeue does not answer: {said.last}"
+        return Check("grants", "warn", text, "let slurmctld answer here, then ask doctor again")
+    lost = sorted(job for job in idle - told.here if str(job) in granted(known))
+    if not lost:
+        return Check("grants", "ok", f"{len(standing)}, each with a job that Slurm has here")
+    text = (
+        f"{named_jobs(lost)} left a grant, and with it a part of a card: Slurm has no such job here"
+        " any more, and no Epilog ended it"
+    )
+    todo = f"qgpud ends it in two minutes; else say qgpu job release {lost[0]}"
+    return Check("grants", "fail", text, todo)
+
+
+def granted(known: Known) -> set[str]:
+    """The jobs that have a grant here."""
+    return {path.stem for path in (Path(known.run_dir) / GRANTS_DIR).glob("[0-9]*.json")}
+
+
 def running(known: Known, anew: bool = False) -> set[int]:
     """The jobs that have a grant and a slurmstepd here. `anew`: of those, what runs still."""
-    granted = {path.stem for path in (Path(known.run_dir) / GRANTS_DIR).glob("[0-9]*.json")}
-    found = set()
+    with_grant, found = granted(known), set[int]()
     for process in known.host.daemons(known.slurm_uid):
         match = _STEPD.match(process.words[0]) if process.words else None
         there = not anew or (known.host.proc / str(process.pid) / "cmdline").exists()
-        if match and match[1] in granted and process.name.startswith("slurmstepd") and there:
+        if match and match[1] in with_grant and process.name.startswith("slurmstepd") and there:
             found.add(int(match[1]))
     return found

@@ -10,7 +10,7 @@ Three outcomes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from enforcer.nvml.port import CardInfo
@@ -21,6 +21,8 @@ from gres.grant.identity import DeviceCard, IdentityError
 from gres.grant.store import Grant, GrantCard, GrantError, clip_message
 from gres.grant.tag import Tag
 from gres.units import MIB, format_mib
+
+NAMED = 4  # jobs named in one sentence; more are counted
 
 Identify = Callable[[Node, Iterable[int]], tuple[DeviceCard, ...]]
 
@@ -207,7 +209,7 @@ def refused(job: HookJob | Grant, sentence: str, now_ns: int) -> Grant:
     )
 
 
-def taken(grant: Grant, others: Iterable[Grant]) -> str:
+def taken(grant: Grant, others: Iterable[Grant], doubtful: Collection[int] = ()) -> str:
     """The refusal if Slurm gave a whole card to two jobs, as a sentence for the user; else empty.
 
     Slurm before 23.11.5 does so with gpu:N. job_submit asks for shard:100 there, but jobs queued
@@ -218,36 +220,65 @@ def taken(grant: Grant, others: Iterable[Grant]) -> str:
         if other.job_id != grant.job_id and both and "whole" in (grant.state, other.state):
             card = next(card for card in grant.cards if card.uuid in both)
             held = "it as a whole" if other.state == "whole" else "a share of it"
+            cause = (
+                "Submit it again; if that repeats, tell the administrators: Slurm before 23.11.5"
+                " gives cards away twice where jobs ask for gpu:N without qgpu's job_submit."
+            )
             return (
                 f"Slurm gave card {card.index} of {grant.node} to job {grant.job_id}, though job"
-                f" {other.job_id} holds {held}. Submit it again; if that repeats, tell the"
-                " administrators: Slurm before 23.11.5 gives cards away twice where jobs ask for"
-                " gpu:N without qgpu's job_submit."
+                f" {other.job_id} holds {held}. {_doubt([other.job_id], doubtful) or cause}"
             )
     return ""
 
 
-def overbooked(grant: Grant, others: Iterable[Grant]) -> str:
+def overbooked(grant: Grant, others: Iterable[Grant], doubtful: Collection[int] = ()) -> str:
     """The refusal if caps exceed a card's memory, as a sentence for the user; else empty.
 
     Slurm's shards keep the sum of caps within the card, except for a job that bypassed job_submit.
     Memory promised to others must stay theirs then. A cap of the whole card (isolation `none`) does
     not count.
     """
-    found = [held for other in others if other.job_id != grant.job_id for held in other.cards]
-    standing = [held for held in found if held.mem_cap < held.mem_total]
+    found = [(o.job_id, held) for o in others if o.job_id != grant.job_id for held in o.cards]
+    standing = [(job, held) for job, held in found if held.mem_cap < held.mem_total]
     for card in grant.cards:
-        caps = sum(held.mem_cap for held in standing if held.uuid == card.uuid)
+        beside = {job: held.mem_cap for job, held in standing if held.uuid == card.uuid}
+        caps = sum(beside.values())
         if caps and caps + card.mem_cap > card.mem_total > card.mem_cap:
             own, held_by_all, size = (
                 format_mib(n // MIB) for n in (card.mem_cap, caps, card.mem_total)
             )
+            cause = (
+                "A job's gres did not pass qgpu's job_submit plugin. Submit it again; tell the"
+                " administrators."
+            )
             return (
                 f"job {grant.job_id} is promised {own} of card {card.index} of {grant.node}, but"
-                f" {held_by_all} of its {size} belong to other jobs: a job's gres did not pass"
-                " qgpu's job_submit plugin. Submit it again; tell the administrators."
+                f" {held_by_all} of its {size} belong to {named_jobs(beside)}."
+                f" {_doubt(beside, doubtful) or cause}"
             )
     return ""
+
+
+def _doubt(jobs: Iterable[int], doubtful: Collection[int]) -> str:
+    """What to do if it is not known whether these jobs still run; else empty."""
+    unsure = [job for job in jobs if job in doubtful]
+    if not unsure:
+        return ""
+    return (
+        f"Nothing of {named_jobs(unsure)} runs there, and slurmctld did not tell whether"
+        f" {'it has' if len(unsure) == 1 else 'they have'} ended. Submit it again; if that repeats,"
+        " tell the administrators: qgpu doctor on the node says more."
+    )
+
+
+def named_jobs(jobs: Iterable[int]) -> str:
+    """Such as "job 7" or "jobs 7, 8, 9 and 2 more"."""
+    first, *more = sorted(jobs)
+    if not more:
+        return f"job {first}"
+    listed = ", ".join(map(str, (first, *more[: NAMED - 1])))
+    left = len(more) - NAMED + 1
+    return f"jobs {listed}{f' and {left} more' if left > 0 else ''}"
 
 
 def same_promise(old: Grant, new: Grant) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from enforcer.clock import Clock
+from enforcer.daemon.arbiter.sampling import Sampler
 from enforcer.daemon.granting import grantdir
 from enforcer.daemon.log import emit
 from enforcer.daemon.requests.runs import is_run
@@ -20,7 +21,7 @@ from gres.grant.store import Grant, GrantError, GrantStore
 # seconds: slurmd drops a job within minutes, and until then a requeue may skip the Prolog
 OVER_KEPT_S = 6 * 3600
 FORGET_NS = 60 * 10**9  # period of scans for old marks, as a busy node has thousands
-_BY_SLURM = ("epilog", "marker")
+_BY_SLURM = ("epilog", "marker", "lost", "released")
 
 
 def fetched(store: GrantStore, grant: Grant | None, reason: str) -> bool | None:
@@ -92,3 +93,33 @@ def stays_over(grant: Grant | None, job_id: int, reason: str) -> bool:
     new Prolog (docs/adr/0006).
     """
     return not is_run(job_id) and reason in _BY_SLURM and (grant is None or grant.state != "whole")
+
+
+@dataclass
+class Books:
+    """Closes the books of a grant that ended: ledger, files, log."""
+
+    store: GrantStore
+    ledger: Ledger
+    sampler: Sampler
+    clock: Clock
+    leftovers: Leftovers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leftovers = Leftovers(self.store, self.clock)
+
+    def close(self, job_id: int, grant: Grant | None, reason: str, ended_ns: int | None) -> None:
+        """`ended_ns`: when the job ended, if that was before now (CLOCK_REALTIME)."""
+        directory, now = self.store.directory, self.clock.realtime_ns()
+        if reason == "marker":
+            ended_ns = grantdir.marker_time_ns(directory, job_id)
+        taken = fetched(self.store, grant, reason)
+        if grant is not None and taken is False:
+            log_unfetched(self.ledger, grant)
+        at = now if ended_ns is None else min(ended_ns, now)
+        self.sampler.note(self.ledger.end, job_id, reason, at, taken)
+        removed = self.leftovers.remove(job_id, mark=stays_over(grant, job_id, reason))
+        grantdir.drop_marker(directory, job_id)
+        if grant is not None or removed:
+            level = logging.WARNING if reason == "lost" else logging.INFO
+            emit(level, "end", job=job_id, reason=reason)

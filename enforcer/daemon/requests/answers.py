@@ -4,7 +4,6 @@ state.
 
 from __future__ import annotations
 
-import fcntl
 import grp
 import logging
 import os
@@ -31,6 +30,7 @@ from enforcer.daemon.requests.runs import (
     may_run,
     room,
 )
+from enforcer.daemon.requests.sealed import sealed_copy
 from enforcer.fdwait import readable_within
 from enforcer.nvml.port import NvmlError
 from enforcer.rate import may_hold
@@ -44,7 +44,6 @@ from gres.units import MIB
 # Programs without Slurm: half of the arbiter's places of a card (QP_MAX_TENANTS), so that the 100
 # shares that Slurm gives of it always find one.
 MAX_RUNS = 128
-SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class RefusedError(RuntimeError):
@@ -70,15 +69,6 @@ class Reply:
     fd: int | None = None
 
 
-def sealed_copy(blob: bytes) -> int:
-    """The grant as SPANK hands it to tasks: a memfd that no process can change."""
-    fd = os.memfd_create("qgpu-grant", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-    os.write(fd, blob)
-    os.fchmod(fd, 0o444)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    return fd
-
-
 class Asks:
     """The questions. `owner` is the uid that may change things: root."""
 
@@ -96,6 +86,7 @@ class Asks:
             "card-reset": self._card_reset,
             "job-class": self._job_class,
             "job-pardon": self._job_pardon,
+            "job-release": self._job_release,
             "run": self._run,
         }
 
@@ -224,15 +215,28 @@ class Asks:
 
     def _job_pardon(self, question: dict[str, Any], peer: Peer) -> Reply:
         self._root_only(peer, "pardon", "a job")
-        job = question.get("job")
-        grant = self._service.grants.get(job) if type(job) is int else None
-        if grant is None:
-            raise RefusedError(
-                f"no grant of a job {job!r} stands on {self._service.node.name}; see qgpu jobs"
-            )
+        grant = self._standing(question)
         pids = self._service.inspector.pardon(grant)
         emit(logging.INFO, "job-pardon", job=grant.job_id, continued=pids or None, uid=peer.uid)
         return Reply({"continued": pids})
+
+    def _standing(self, question: dict[str, Any]) -> Grant:
+        job, node = question.get("job"), self._service.node.name
+        grant = self._service.grants.get(job) if type(job) is int else None
+        if grant is None:
+            raise RefusedError(f"no grant of a job {job!r} stands on {node}; see qgpu jobs")
+        return grant
+
+    def _job_release(self, question: dict[str, Any], peer: Peer) -> Reply:
+        """End the grant of a job that is gone: where qgpud cannot ask slurmctld itself."""
+        self._root_only(peer, "release", "the grant of a job")
+        job, service = self._standing(question).job_id, self._service
+        service.steps.adopt([job])
+        if is_run(job) or service.steps.of(job):
+            raise RefusedError(f"job {job} still runs on {service.node.name}; end it first")
+        emit(logging.WARNING, "job-release", job=job, uid=peer.uid)
+        service.end(job, "released")
+        return Reply({})
 
     def _change(self, offer: Offer, action: Callable[[str], None], save: bool, peer: Peer) -> Reply:
         """Change the settings and send them to the arbiter; if it refuses, all is as before."""
@@ -343,7 +347,7 @@ class Asks:
     def _check_program(self, peer: Peer, pidfd: int) -> None:
         """Check that the program may have its own grant. Raises RefusedError."""
         uids, job = uids_of(peer.pid), self._service.steps.job_of(peer.pid)
-        if _ended(pidfd):
+        if readable_within(pidfd, 0):  # /proc may describe another process with its pid
             raise RefusedError("the program that asked is gone")
         if uids != {peer.uid}:
             raise RefusedError("a setuid program may not ask for a grant")
@@ -375,11 +379,6 @@ class Asks:
         if answer.status:
             service.runs.drop(grant.job_id)
             raise RefusedError(answer.message)
-
-
-def _ended(pidfd: int) -> bool:
-    """Whether the process is gone: /proc may then describe another one with its pid."""
-    return readable_within(pidfd, 0)
 
 
 def _run_request(question: dict[str, Any], peer: Peer) -> RunRequest:

@@ -102,7 +102,7 @@ def test_bad_change_is_refused_with_a_sentence(asks, question, sentence):
 
 def test_only_root_may_change_a_card_and_all_users_may_read(service):
     asks = Asks(service, 0)
-    for op in ("card-set", "card-reset", "job-pardon"):
+    for op in ("card-set", "card-reset", "job-pardon", "job-release"):
         body = ask(asks, op, peer(uid=1000), card="0", values={"slice": "1ms"}, job=9)
         assert body["ok"] is False and "only root may" in body["error"]
     assert ask(asks, "cards", peer(uid=1000))["ok"] and ask(asks, "status", peer(uid=1000))["ok"]

@@ -137,13 +137,14 @@ def test_a_card_is_never_promised_twice_even_where_slurm_booked_too_little(node,
     the same memory.
     """
     big, small = "qgpu/1 class=offline share=10 mem=71680", "qgpu/1 class=online share=30 mem=12288"
+    node.jobs_with_step.add(9)
     assert service.prolog(env(9, big)) == Answer(0)
     assert service.prolog(env(10, small)) == Answer(0)
     refused = service.grants[10]
     assert (refused.state, node.arbiter.grants.keys()) == ("refused", {9})
     assert (
         "did not pass qgpu's job_submit plugin" in refused.message
-        and "70G of its 80G" in refused.message
+        and "70G of its 80G belong to job 9." in refused.message
     )
     assert service.prolog(env(9, big)) == Answer(0), "the same Prolog again"
     assert service.grants[9].state == "active"
