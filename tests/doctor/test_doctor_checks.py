@@ -80,7 +80,7 @@ def test_roles_have_a_line_of_their_own_and_nothing_steers_the_terminal() -> Non
     assert table(checks).splitlines() == [
         "ok    a  fine",
         "node:",
-        "FAIL  b  x\\x1b[2J\\x0ay\\x2028z",
+        "FAIL  b  x\\x1b[2J\\x0ay\\u2028z",
     ]
 
 
