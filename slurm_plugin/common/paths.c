@@ -63,98 +63,194 @@ static bool only_root(const struct stat *st, bool is_parent)
     return is_parent && (st->st_mode & S_ISVTX);
 }
 
-static bool step_trusted(const char *step, const struct stat *st, char *why, size_t size)
-{
-    bool link = S_ISLNK(st->st_mode);
+/* The next name of the path in a walk. `fd` is -1, or the name's own O_PATH descriptor. */
+struct step {
+    int fd;
+    struct stat st;
+    char name[NAME_MAX + 1];
+};
 
-    if (link ? st->st_uid == 0 : only_root(st, S_ISDIR(st->st_mode)))
-        return true;
-    snprintf(why, size, "%s is writable by others than root (owner %u, mode %04o)", step,
-             (unsigned)st->st_uid, (unsigned)(st->st_mode & 07777));
-    errno = EPERM;
+bool qg_fd_path(int fd, char *out, size_t size)
+{
+    char link[32];
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t len = readlink(link, out, size);
+    if (len <= 0 || (size_t)len >= size)
+        return false;
+    out[len] = '\0';
+    return true;
+}
+
+/* Writes "PATH: WHAT" with the step's path. False, for the caller to return. */
+static bool refused(int here, const struct step *step, int err, const char *what, char *why,
+                    size_t size)
+{
+    char folder[PATH_MAX];
+
+    if (!qg_fd_path(here, folder, sizeof(folder)) || strcmp(folder, "/") == 0)
+        folder[0] = '\0';
+    snprintf(why, size, "%s/%s%s", folder, step->name, what);
+    errno = err;
     return false;
 }
 
+static bool failed(int here, const struct step *step, int err, char *why, size_t size)
+{
+    char what[128];
+
+    snprintf(what, sizeof(what), ": %s", strerror(err));
+    return refused(here, step, err, what, why, size);
+}
+
+/* O_DIRECTORY makes an automounter act; a link or a file is opened without it. */
+static bool open_step(int here, struct step *step, char *why, size_t size)
+{
+    const int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
+
+    step->fd = openat(here, step->name, flags | O_DIRECTORY);
+    if (step->fd < 0 && (errno == ENOTDIR || errno == ELOOP))
+        step->fd = openat(here, step->name, flags);
+    return (step->fd >= 0 && fstat(step->fd, &step->st) == 0) ||
+           failed(here, step, errno, why, size);
+}
+
+static bool step_trusted(int here, const struct step *step, unsigned flags, char *why, size_t size)
+{
+    const struct stat *st = &step->st;
+    bool link = S_ISLNK(st->st_mode), dir = S_ISDIR(st->st_mode);
+    char what[128];
+
+    if (!(link ? st->st_uid == 0 : only_root(st, dir))) {
+        snprintf(what, sizeof(what), " is writable by others than root (owner %u, mode %04o)",
+                 (unsigned)st->st_uid, (unsigned)(st->st_mode & 07777));
+        return refused(here, step, EPERM, what, why, size);
+    }
+    if ((flags & QG_FOR_ALL) && !link && !(st->st_mode & (dir ? S_IXOTH : S_IROTH)))
+        return failed(here, step, EACCES, why, size);
+    return true;
+}
+
 /* Puts the target of the link `step` before `rest`, the remaining part of the path. */
-static bool follow(const char *step, char *rest, char *why, size_t size)
+static bool follow(int here, const struct step *step, char *rest, char *why, size_t size)
 {
     char target[PATH_MAX], joined[PATH_MAX];
-    ssize_t len = readlink(step, target, sizeof(target) - 1);
+    ssize_t len = readlinkat(step->fd, "", target, sizeof(target) - 1);
 
-    if (len < 0) {
-        snprintf(why, size, "%s: %s", step, strerror(errno));
-        return false;
-    }
+    if (len < 0)
+        return failed(here, step, errno, why, size);
     target[len] = '\0';
-    if ((size_t)snprintf(joined, sizeof(joined), "%s/%s", target, rest) >= sizeof(joined)) {
-        snprintf(why, size, "%s leads to a path that is too long", step);
-        errno = ENAMETOOLONG;
-        return false;
-    }
+    if ((size_t)snprintf(joined, sizeof(joined), "%s/%s", target, rest) >= sizeof(joined))
+        return failed(here, step, ENAMETOOLONG, why, size);
     memcpy(rest, joined, strlen(joined) + 1);
     return true;
 }
 
-/* Removes the first name from rest; step becomes here + "/" + that name. False: rest is empty. */
-static bool next_step(char *rest, const char *here, char *step, size_t size)
+/* Removes the first name from rest. False: rest is empty, or the name is too long, then *name is
+ * not empty. */
+static bool next_name(char *rest, char *name)
 {
     size_t skip = strspn(rest, "/"), len = strcspn(rest + skip, "/");
 
-    if (len == 0)
+    snprintf(name, NAME_MAX + 1, "%.*s", (int)(len > NAME_MAX ? NAME_MAX : len), rest + skip);
+    if (len == 0 || len > NAME_MAX)
         return false;
-    snprintf(step, size, "%s/%.*s", here, (int)len, rest + skip);
     memmove(rest, rest + skip + len, strlen(rest + skip + len) + 1);
     return true;
 }
 
-bool qg_path_trusted(const char *path, char *why, size_t size)
+/* Goes one step from *here, which it replaces. A link only changes rest. */
+static bool take(int *here, struct step *step, char *rest, unsigned flags, char *why, size_t size)
 {
-    char rest[PATH_MAX], here[PATH_MAX] = "", step[2 * PATH_MAX];
-    struct stat st;
+    if (!open_step(*here, step, why, size) || !step_trusted(*here, step, flags, why, size))
+        return false;
+    if (S_ISLNK(step->st.st_mode)) {
+        if ((flags & QG_NO_LAST_LINK) && !rest[strspn(rest, "/")])
+            return failed(*here, step, ELOOP, why, size);
+        if (!follow(*here, step, rest, why, size))
+            return false;
+        if (rest[0] != '/')
+            return true;
+        close(step->fd);
+        step->fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (step->fd < 0)
+            return failed(*here, step, errno, why, size);
+    }
+    close(*here);
+    *here = step->fd;
+    step->fd = -1;
+    return true;
+}
+
+static int walk(int here, char *rest, unsigned flags, char *why, size_t size)
+{
+    struct step step = {.fd = -1};
+    bool done = true;
     int links = 0;
 
-    if (path[0] != '/' || (size_t)snprintf(rest, sizeof(rest), "%s", path) >= sizeof(rest)) {
+    while (done && next_name(rest, step.name)) {
+        if (strcmp(step.name, ".") == 0)
+            continue;
+        done = take(&here, &step, rest, flags, why, size);
+        if (done && S_ISLNK(step.st.st_mode) && ++links > MAX_LINKS)
+            done = failed(here, &step, ELOOP, why, size);
+        int err = errno;
+        if (step.fd >= 0)
+            close(step.fd);
+        step.fd = -1;
+        errno = err;
+    }
+    if (done && step.name[0] && rest[strspn(rest, "/")])
+        done = failed(here, &step, ENAMETOOLONG, why, size);
+    if (done)
+        return here;
+    int err = errno;
+    close(here);
+    errno = err;
+    return -1;
+}
+
+int qg_open_trusted(int from, const char *path, unsigned flags, char *why, size_t size)
+{
+    char rest[PATH_MAX];
+
+    if ((from < 0 && path[0] != '/') ||
+        (size_t)snprintf(rest, sizeof(rest), "%s", path) >= sizeof(rest)) {
         snprintf(why, size, "%.200s is no absolute path", path);
         errno = EINVAL;
-        return false;
+        return -1;
     }
-    while (next_step(rest, here, step, sizeof(step))) {
-        const char *name = strrchr(step, '/') + 1;
+    int here = path[0] == '/' ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
+                              : openat(from, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (here < 0) {
+        int err = errno;
+        snprintf(why, size, "%.200s: %s", path, strerror(err));
+        errno = err;
+        return -1;
+    }
+    return walk(here, rest, flags, why, size);
+}
 
-        if (strcmp(name, ".") == 0)
-            continue;
-        if (strcmp(name, "..") == 0) {
-            if (strrchr(here, '/'))
-                *strrchr(here, '/') = '\0';
-            continue;
-        }
-        if (lstat(step, &st) != 0) {
-            snprintf(why, size, "%s: %s", step, strerror(errno));
-            return false;
-        }
-        if (!step_trusted(step, &st, why, size))
-            return false;
-        if (!S_ISLNK(st.st_mode)) {
-            snprintf(here, sizeof(here), "%.*s", (int)sizeof(here) - 1, step);
-            continue;
-        }
-        if (++links > MAX_LINKS || !follow(step, rest, why, size)) {
-            errno = ELOOP;
-            return false;
-        }
-        if (rest[0] == '/')
-            here[0] = '\0';
-    }
-    return true;
+bool qg_path_trusted(const char *path, char *why, size_t size)
+{
+    int fd = qg_open_trusted(-1, path, 0, why, size);
+
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
 }
 
 int qg_open_trusted_dir(const char *path, char *why, size_t size)
 {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int place = qg_open_trusted(-1, path, QG_NO_LAST_LINK, why, size);
 
+    if (place < 0)
+        return -1;
+    int fd = openat(place, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int err = errno;
+    close(place);
     if (fd < 0) {
-        int err = errno;
         snprintf(why, size, "%s: %s", path, strerror(err));
         errno = err;
         return -1;
@@ -165,12 +261,6 @@ int qg_open_trusted_dir(const char *path, char *why, size_t size)
                  path, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
         close(fd);
         errno = EPERM;
-        return -1;
-    }
-    if (!qg_path_trusted(path, why, size)) {
-        int err = errno;
-        close(fd);
-        errno = err;
         return -1;
     }
     return fd;

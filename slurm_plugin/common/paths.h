@@ -17,9 +17,23 @@ bool qg_node_name_ok(const char *node);
  * that is no valid name. */
 bool qg_expand_node(const char *pattern, const char *node, char *out, size_t size);
 
-/* Can root alone change the file, every directory on its path and every symbolic link? Links are
- * followed one by one. A sticky directory such as /tmp is accepted: others cannot replace root's
- * entries there. False with errno and a sentence in why. */
+/* A path is resolved name by name, and each name by a descriptor of the directory before. So what
+ * was checked is what is used, whatever others rename meanwhile. Root must own each directory, each
+ * link and the file, and others must not be able to write them. A sticky directory such as /tmp is
+ * accepted: others cannot replace root's entries there.
+ *
+ * Returns an O_PATH descriptor, or -1 with errno and a sentence in why. `from` is the directory of
+ * a relative path, which the caller has checked, or -1. */
+enum {
+    QG_NO_LAST_LINK = 1, /* a link at the end of the path is refused */
+    QG_FOR_ALL = 2       /* all users must be able to reach and read it */
+};
+int qg_open_trusted(int from, const char *path, unsigned flags, char *why, size_t size);
+
+/* The path of an open file, without links. */
+bool qg_fd_path(int fd, char *out, size_t size);
+
+/* Would qg_open_trusted open it? Only for paths that another program opens later. */
 bool qg_path_trusted(const char *path, char *why, size_t size);
 
 /* Opens path as a directory that only root can change. Root owns it, and neither group nor others

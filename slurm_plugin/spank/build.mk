@@ -25,3 +25,8 @@ NATIVE += $(BUILD)/test/spank_escape
 $(BUILD)/test/spank_escape: tests/native/programs/spank_escape.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -o $@ $< -ldl $(QG_LDFLAGS)
+
+NATIVE += $(BUILD)/test/spank_swap.so
+$(BUILD)/test/spank_swap.so: tests/native/programs/spank_swap.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -fPIC -shared -o $@ $< -ldl $(QG_LDFLAGS)

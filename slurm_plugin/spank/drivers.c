@@ -3,9 +3,14 @@
  * Finds the driver's files (drivers.h). It reads the cache of ld.so itself: running ldconfig would
  * cost each task three milliseconds. The cache is root's file. Yet a damaged one must not crash the
  * task's process.
+ *
+ * Users choose LD_LIBRARY_PATH and rename directories at any moment. So root holds each file by a
+ * descriptor, which no name leads to again (../common/paths.h).
  */
 #include "drivers.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <stdint.h>
@@ -15,6 +20,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "../common/paths.h"
 
 #define CACHE_MAX (64u << 20) /* bytes; a cache is some 100 KiB, a larger file is no cache */
 #define OLD_MAGIC "ld.so-1.7.0"
@@ -75,39 +82,88 @@ static void add_dir(struct dirs *dirs, const char *file)
         snprintf(dirs->at[dirs->count++], PATH_MAX, "%.*s", (int)len, file);
 }
 
-static void add_file(struct qg_targets *targets, const char *name, const char *library, bool own)
+/* False: no descriptor is left, or no memory. Users choose these limits, so that fails the task:
+ * else they would choose what is not covered. */
+static bool may_skip(int err)
 {
-    struct qg_target found = {.nvml = strcmp(library, QG_NVML) == 0, .own = own};
-    struct stat st;
-
-    if (!realpath(name, found.path) || stat(found.path, &st) != 0 || !S_ISREG(st.st_mode))
-        return;
-    if (strncmp(strrchr(found.path, '/') + 1, library, strlen(library)) != 0)
-        return; /* a symbolic link to another library, which must not be covered */
-    if (own && st.st_uid != 0)
-        return; /* a user's own copy of the driver is not covered */
-    found.dev = st.st_dev;
-    found.ino = st.st_ino;
-    for (size_t i = 0; i < targets->count; i++)
-        if (strcmp(targets->at[i].path, found.path) == 0)
-            return;
-    if (targets->count == QG_MAX_TARGETS)
-        targets->too_many = targets->too_many || !own;
-    else
-        targets->at[targets->count++] = found;
+    return err != EMFILE && err != ENFILE && err != ENOMEM;
 }
 
-static void add_matches(struct qg_targets *targets, const char *dir, const char *library, bool own)
+/* What the node has and root cannot use: one sentence is kept for slurmd's log. */
+static bool skip(struct qg_targets *targets, bool own, int err)
 {
-    char pattern[PATH_MAX + 32];
-    glob_t found;
+    if (!own && err != ENOENT && !targets->skipped[0])
+        snprintf(targets->skipped, sizeof(targets->skipped), "%s", targets->why);
+    errno = err;
+    return may_skip(err);
+}
 
-    snprintf(pattern, sizeof(pattern), "%s/%s*", dir, library);
-    if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0)
-        return;
-    for (size_t i = 0; i < found.gl_pathc; i++)
-        add_file(targets, found.gl_pathv[i], library, own);
-    globfree(&found);
+/* Takes the descriptor over. False: it is not a target. */
+static bool keep(struct qg_targets *targets, int fd, const char *library, bool own)
+{
+    struct qg_target *found = &targets->at[targets->count];
+    struct stat st;
+
+    if (targets->count == QG_MAX_TARGETS) {
+        targets->too_many = targets->too_many || !own;
+        return false;
+    }
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+        !qg_fd_path(fd, found->path, sizeof(found->path)))
+        return false;
+    if (strncmp(strrchr(found->path, '/') + 1, library, strlen(library)) != 0)
+        return false; /* a symbolic link to another library, which must not be covered */
+    for (size_t i = 0; i < targets->count; i++)
+        if (strcmp(targets->at[i].path, found->path) == 0)
+            return false;
+    found->fd = fd;
+    found->nvml = strcmp(library, QG_NVML) == 0;
+    found->own = own;
+    found->dev = st.st_dev;
+    found->ino = st.st_ino;
+    targets->count++;
+    return true;
+}
+
+static bool add_file(struct qg_targets *targets, int dir, const char *name, bool own)
+{
+    const char *library = library_of(name);
+
+    if (!library || (own && strcmp(library, QG_CUDA) != 0))
+        return true;
+    int fd = qg_open_trusted(dir, name, own ? QG_FOR_ALL : 0, targets->why, sizeof(targets->why));
+    if (fd < 0)
+        return skip(targets, own, errno);
+    if (!keep(targets, fd, library, own))
+        close(fd);
+    return true;
+}
+
+static bool add_matches(struct qg_targets *targets, const char *path, bool own)
+{
+    const struct dirent *entry;
+    bool done = true;
+    int dir = qg_open_trusted(-1, path, own ? QG_FOR_ALL : 0, targets->why, sizeof(targets->why));
+
+    if (dir < 0)
+        return skip(targets, own, errno);
+    int list = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = list < 0 ? NULL : fdopendir(list);
+    if (!stream) {
+        int err = errno;
+        if (list >= 0)
+            close(list);
+        snprintf(targets->why, sizeof(targets->why), "%s: %s", path, strerror(err));
+        close(dir);
+        return skip(targets, own, err);
+    }
+    while (done && (entry = readdir(stream)) != NULL)
+        done = add_file(targets, dir, entry->d_name, own);
+    int err = errno;
+    closedir(stream);
+    close(dir);
+    errno = err;
+    return done;
 }
 
 /* The string at that offset of the cache, or NULL if it does not end inside the cache. */
@@ -162,37 +218,65 @@ static void read_cache(const char *path, struct dirs *dirs)
     close(fd);
 }
 
-void qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_targets *targets)
+bool qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_targets *targets)
 {
     static struct dirs dirs;
     char real[PATH_MAX];
+    bool done = true;
 
     dirs.count = 0;
     targets->count = 0;
     targets->too_many = false;
+    targets->skipped[0] = '\0';
     add_dir(&dirs, driver_path);
-    if (realpath(driver_path, real))
+    int fd = qg_open_trusted(-1, driver_path, 0, targets->why, sizeof(targets->why));
+    if (fd < 0)
+        return skip(targets, false, errno);
+    if (qg_fd_path(fd, real, sizeof(real)))
         add_dir(&dirs, real);
+    close(fd);
     read_cache(ld_cache, &dirs);
-    for (size_t i = 0; i < dirs.count; i++) {
-        add_matches(targets, dirs.at[i], QG_CUDA, false);
-        add_matches(targets, dirs.at[i], QG_NVML, false);
-    }
+    for (size_t i = 0; done && i < dirs.count; i++)
+        done = add_matches(targets, dirs.at[i], false);
+    return done;
 }
 
-void qg_drivers_own(const char *library_path, struct qg_targets *targets)
+static bool add_compat(struct qg_targets *targets, const char *pattern)
 {
-    static const char *const compat[] = {"/usr/local/cuda*/compat", "/usr/local/cuda*/compat/lib*"};
-    char dir[PATH_MAX];
+    glob_t found;
+    bool done = true;
+    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
 
-    for (size_t i = 0; i < sizeof(compat) / sizeof(compat[0]); i++)
-        add_matches(targets, compat[i], QG_CUDA, true);
-    for (int i = 0; i < MAX_OWN_DIRS && *library_path; i++) {
+    if (status == GLOB_NOMATCH)
+        return true;
+    if (status != 0)
+        return may_skip(errno);
+    for (size_t i = 0; done && i < found.gl_pathc; i++)
+        done = add_matches(targets, found.gl_pathv[i], true);
+    globfree(&found);
+    return done;
+}
+
+bool qg_drivers_own(const char *library_path, struct qg_targets *targets)
+{
+    char dir[PATH_MAX];
+    bool done = add_compat(targets, "/usr/local/cuda*/compat") &&
+                add_compat(targets, "/usr/local/cuda*/compat/lib*");
+
+    for (int i = 0; done && i < MAX_OWN_DIRS && *library_path; i++) {
         size_t len = strcspn(library_path, ":;");
-        if (library_path[0] == '/' && len < sizeof(dir) && !memchr(library_path, '*', len)) {
+        if (library_path[0] == '/' && len < sizeof(dir)) {
             snprintf(dir, sizeof(dir), "%.*s", (int)len, library_path);
-            add_matches(targets, dir, QG_CUDA, true);
+            done = add_matches(targets, dir, true);
         }
         library_path += len + (library_path[len] != '\0');
     }
+    return done;
+}
+
+void qg_drivers_close(struct qg_targets *targets)
+{
+    for (size_t i = 0; i < targets->count; i++)
+        close(targets->at[i].fd);
+    targets->count = 0;
 }

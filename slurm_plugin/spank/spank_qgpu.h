@@ -65,7 +65,8 @@ void qg_client_hand_over(spank_t sp);
 
 /* mounts.c: as root, makes the task see the shims under all names of the driver and of NVML.
  * grant->driver_path becomes the new path of the real driver. nvml is qgpu's NVML, or empty;
- * library_path is the task's LD_LIBRARY_PATH. False with a sentence in text. */
+ * library_path is the task's LD_LIBRARY_PATH. False with a sentence in text. True: text is empty,
+ * or says which of the node's libraries is not covered. */
 bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *library_path, char *text,
                     size_t size);
 

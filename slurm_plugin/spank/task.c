@@ -121,6 +121,8 @@ static bool put_mounts(spank_t sp, uint32_t job_id)
     if (!get_env(sp, "LD_LIBRARY_PATH", library_path, sizeof(library_path)))
         library_path[0] = '\0';
     if (qg_mounts_make(&task.grant, task.nvml, library_path, why, sizeof(why))) {
+        if (why[0])
+            slurm_error("qgpu: spank: job %u: %s", job_id, why);
         snprintf(task.path, sizeof(task.path), "%s", QG_TASK_GRANT);
         return true;
     }
