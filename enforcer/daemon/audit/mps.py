@@ -21,7 +21,10 @@ def is_mps_server(pid: int, proc: Path = PROC) -> bool:
     path = shutil.which(NAME)
     if path is None or distrust(path) is not None:
         return False
+    exe = proc / str(pid) / "exe"
     try:
-        return os.path.samestat(Path(path).stat(), (proc / str(pid) / "exe").stat())
+        # The text first: stat() asks the file system, and a user's FUSE server may never answer.
+        same = str(exe.readlink()) == str(Path(path).resolve())
+        return same and os.path.samestat(Path(path).stat(), exe.stat())
     except OSError:
         return False

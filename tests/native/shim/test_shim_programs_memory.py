@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from programs_support import HEAD, HELPERS, OFFLINE, ended, line, python, tenant
+from steps_support import start_of, step_record
 
 from bench.harness.node import BUILD, Rig, wait_for
 
@@ -119,8 +120,9 @@ def test_children_without_the_descriptor_share_the_cap(rig: Rig, tmp_path: Path)
     """
     script = tmp_path / "parent.py"
     script.write_text(HEAD + textwrap.dedent(code))
-    shell = f"exec -a 'slurmstepd: [{OFFLINE}.0]' {sys.executable} {script}"
-    out, err = ended(rig.spawn(["/bin/bash", "-c", shell], rig.grants[OFFLINE], env=HELPERS))
+    parent = rig.spawn([sys.executable, str(script)], rig.grants[OFFLINE], env=HELPERS)
+    step_record(rig.run_dir, OFFLINE, parent.pid, start_of(parent.pid))
+    out, err = ended(parent)
     assert out.split() == ["2", "1024", "True"]
     assert "refused: job 2 holds" in err
 
