@@ -25,7 +25,7 @@ _OWN = Path("/proc/self/cgroup")
 def _mounted() -> Iterator[tuple[str, Path]]:
     """("cgroup"|"cgroup2", place) of each hierarchy that this process sees, each once."""
     seen = set()
-    for line in _MOUNTS.read_text().splitlines():
+    for line in _MOUNTS.read_text().rstrip("\n").split("\n"):
         before, _, after = line.partition(" - ")
         device, place = (before.split()[i] for i in (2, 4))
         kind = after.split()[0]
@@ -48,7 +48,7 @@ def hybrid() -> bool:
     """Whether the kernel has hierarchies of version 1 too, mounted for us or not: it names them in
     /proc/PID/cgroup.
     """
-    return len(_OWN.read_text().splitlines()) > 1
+    return _OWN.read_text().count("\n") > 1
 
 
 def choose(tag: str, wanted: Choice) -> tuple[str, str]:

@@ -118,6 +118,7 @@ class NodeService:
     def _job_of(self, pid: int) -> int | None:
         """The job of a process, by what root made; none for a set-user-id program of a job."""
         job = self.steps.job_of(pid) or self.runs.job_of(ancestors(pid))
+        job = job or self.steps.job_anew(pid, self.grants)
         grant = None if job is None else self.grants.get(job)
         return job if grant is None or self.ports.owner_of_pid(pid) == grant.uid else None
 

@@ -55,7 +55,7 @@ def job_dir(path: str) -> str:
 def job_dirs(text: str) -> tuple[str, ...]:
     """The lines of a slurmstepd's cgroup file, each cut to the job's directory."""
     found = []
-    for line in text.splitlines():
+    for line in text.rstrip("\n").split("\n"):
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if directory := job_dir(path):
@@ -65,7 +65,7 @@ def job_dirs(text: str) -> tuple[str, ...]:
 
 def depth_inside(text: str, dirs: Iterable[str]) -> int:
     """The length of the one of `dirs` that a line of the cgroup file is at or below; 0 if none."""
-    lines = text.splitlines()
+    lines = text.rstrip("\n").split("\n")
     return next(
         (len(one) for one in dirs if any(f"{line}/".startswith(f"{one}/") for line in lines)), 0
     )
@@ -85,6 +85,10 @@ class Steps:
         """The job in whose cgroup the process is, or from whose slurmstepd it descends."""
         steps = self._look()
         return (self._by_cgroup(pid, steps) or self._by_ancestor(pid, steps)) if steps else None
+
+    def job_anew(self, pid: int, jobs: Iterable[int]) -> int | None:
+        """`job_of` once more, after a look for slurmstepds of these jobs whose plugin is gone."""
+        return self.job_of(pid) if self.adopt(job for job in jobs if job < RUN_BASE) else None
 
     def _by_cgroup(self, pid: int, steps: list[Step]) -> int | None:
         """The job of the deepest directory that the process is in; None if two jobs have it."""

@@ -60,7 +60,7 @@ def squeue_command(scontrol: str, node: str) -> list[str]:
 
 def parse(text: str) -> Told | None:
     """What squeue printed; None if that is not an answer of slurmctld, whole and as asked."""
-    head, *rows = text.splitlines() or [""]
+    head, *rows = text.rstrip("\n").split("\n")
     if head.split()[:2] != ["JOBID", "ST"] or not text.endswith("\n"):
         return None
     here, ended = set[int](), dict[int, int]()
