@@ -201,15 +201,18 @@ class Steps:
     def _unrecorded(self) -> Iterator[Step]:
         """The slurmstepds of this machine, by what they are: root's, and running that program."""
         for path in self.proc.glob("[0-9]*"):
-            try:
-                match = _TITLE.match((path / "cmdline").read_bytes())
-                if match is None or not (path / "exe").readlink().name.startswith("slurmstepd"):
-                    continue
-                pid, start = int(path.name), start_ticks(int(path.name), self.proc)
-            except (OSError, ValueError):
+            # Of root's slurmstepds alone: a user's process may make a reader of its cmdline wait.
+            uids = uids_of(int(path.name), self.proc)
+            if not uids or len(uids) != 1 or not uids <= self.owners:
                 continue
-            uids = uids_of(pid, self.proc)
-            if start and uids and len(uids) == 1 and uids <= self.owners:
+            try:
+                if not (path / "exe").readlink().name.startswith("slurmstepd"):
+                    continue
+                match = _TITLE.match((path / "cmdline").read_bytes())
+            except OSError:
+                continue
+            pid, start = int(path.name), start_ticks(int(path.name), self.proc)
+            if match and start:
                 yield Step(int(match[1]), pid, start, job_dirs(cgroups_of(pid, self.proc)))
 
     def _write(self, step: Step) -> None:
