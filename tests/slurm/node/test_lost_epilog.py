@@ -123,7 +123,9 @@ def hook(live: Live, node: str, kind: str, card: int) -> str:
 def test_an_allocation_without_a_step_keeps_its_grant(live: Live) -> None:
     """No record of a slurmstepd is there, as without the extern step; slurmctld has the job."""
     node = live.nodes[0]
-    with live.sandbox.popen(["salloc", "--gres=qgpu:80", "-w", node, "sleep", "600"], user="alice"):
+    # From 24.11 on salloc ends its program only with -K.
+    words = ["salloc", "-K", "--gres=qgpu:80", "-w", node, "sleep", "100"]
+    with live.sandbox.popen(words, user="alice"):
         live.until(lambda: bool(live.grants()), 20, "an allocation")
         (job,) = live.grants()
         _, card = live.place(job)
