@@ -182,7 +182,7 @@ def test_directory_of_records_that_others_can_write_is_not_used(run_dir):
     (run_dir / "steps").chmod(0o777)
     done = stage(run_dir, "/bin/true", job=8)
     assert done.returncode == 0 and list((run_dir / "steps").iterdir()) == []
-    assert "steps must be owned by root and writable by no other user" in done.stderr
+    assert "steps is writable by others than root (owner 0, mode 0777)" in done.stderr
 
 
 MIG = tuple(
