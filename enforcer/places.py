@@ -43,7 +43,7 @@ def make_room(
     """Why the peer gets no place, or else the connection that goes for it, if one must.
 
     `holders`: the oldest first. Unknown uids replace the oldest of their pool: in a flood a client
-    that asks at once is still answered. Users replace the oldest of the one who has most.
+    that asks at once is still answered. A full table drops the oldest of the user with most.
     """
     held = list(holders)
     mine = sum(holder.uid == uid for holder in held)

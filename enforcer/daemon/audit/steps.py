@@ -24,6 +24,7 @@ from gres.grant.store import RUN_BASE
 STEPS = "steps"  # below run_dir, as slurm_plugin/spank/step.c has it
 # age of a directory's date from which it is trusted: file systems have coarse clocks
 SETTLED_NS = 2 * 10**9
+SEARCH_NS = 900 * 10**6  # below one poll of the audit, so each poll may search once
 UNIFIED = "0::"  # how lines of cgroup version 2 begin
 _TITLE = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
 _MAX_RECORD = 256  # bytes; about 60 are used
@@ -79,6 +80,7 @@ class Steps:
     proc: Path = PROC
     owners: frozenset[int] = field(default_factory=lambda: frozenset({0, os.geteuid()}))
     _date_ns: int | None = None
+    _searched_ns: int = -SEARCH_NS
     _known: dict[tuple[int, int], Step | None] = field(default_factory=dict)  # by pid and inode
 
     def job_of(self, pid: int) -> int | None:
@@ -87,7 +89,14 @@ class Steps:
         return (self._by_cgroup(pid, steps) or self._by_ancestor(pid, steps)) if steps else None
 
     def job_anew(self, pid: int, jobs: Iterable[int]) -> int | None:
-        """`job_of` once more, after a look for slurmstepds of these jobs whose plugin is gone."""
+        """`job_of` once more, after a search for slurmstepds of these jobs that have no record.
+
+        A search reads all of /proc. So one serves all processes of a sample.
+        """
+        now = time.monotonic_ns()
+        if now - self._searched_ns < SEARCH_NS:
+            return None
+        self._searched_ns = now
         return self.job_of(pid) if self.adopt(job for job in jobs if job < RUN_BASE) else None
 
     def _by_cgroup(self, pid: int, steps: list[Step]) -> int | None:

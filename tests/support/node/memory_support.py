@@ -25,7 +25,9 @@ class Recorded(dict[int, tuple[str, ...]]):
         super().__init__()
         self._root = root
 
-    def get(self, job: int, default: object = None) -> tuple[str, ...] | None:  # type: ignore[override]
+    def get(  # type: ignore[override]
+        self, job: int, default: object = None
+    ) -> tuple[str, ...] | None:
         there = (self._root / place(job).strip("/")).is_dir()
         return super().get(job) or ((place(job),) if there else None)
 
@@ -42,7 +44,8 @@ def service_of(node: FakeNode, root: Path | None, setting: str = "auto") -> Node
     if root is not None:
         node.job_cgroups = Recorded(root)
     clock, started = node.clock.monotonic_ns, functools.partial(ending.started, service.store)
-    service.memory = MemoryBackend(setting, service.nvml, root, service.steps, clock, started)  # type: ignore[arg-type]
+    how = (setting, service.nvml, root, service.steps, clock, started)
+    service.memory = MemoryBackend(*how)  # type: ignore[arg-type]
     service.start()
     return service
 
