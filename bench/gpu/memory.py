@@ -142,14 +142,17 @@ def books(node: Node) -> Iterator[Yield]:
         node.start([*argv, "--memory", f"{size}M"], "qgpu", mem="6G", share=20) for size in sizes
     ]
 
+    def own() -> dict[int, int]:
+        return {row.pid: row.mem_used - row.mem_contexts for row in node.ledger()}
+
     def all_there() -> bool:
-        rows = {row.pid: row.mem_used for row in node.ledger()}
+        rows = own()
         return all(
             rows.get(p.pid, 0) >= size * MIB for p, size in zip(programs, sizes, strict=True)
         )
 
     wait_for("both programs' memory in the books", all_there, 60)
-    rows = {row.pid: row.mem_used - row.mem_contexts for row in node.ledger()}
+    rows = own()
     seen = {p.pid: p.mem_used for p in node.nvml.processes(node.card.uuid)}
     extra = sorted(t.mem_extra / MIB for t in node.tenants())
     yield f"charged beside the ledger per tenant: {extra} MiB"

@@ -55,10 +55,10 @@ class Asked:
 
 def moment(text: str, now: float) -> int:
     """Seconds of CLOCK_REALTIME of `2026-11-21`, `2026-11-21T14:00`, `7d` ago, or `now`. Raises
-    ValueError.
+    ValueError. Now is the end of this second: a job that began in it is in the window.
     """
     if text == "now":
-        return int(now)
+        return int(now) + 1
     try:
         return int(now - parse_duration(text).seconds)
     except UnitError:

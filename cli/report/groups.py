@@ -73,11 +73,16 @@ class Group:
         return asdict(self) | {"efficiency": self.efficiency}
 
 
-def granted_seconds(job: SacctJob) -> float:
-    """GPU-seconds that Slurm booked: shares in percent of a card, whole cards as 1."""
+def granted_cards(job: SacctJob) -> float:
+    """Cards that Slurm booked: shares in percent of a card, whole cards as 1; 0 before the start."""
     shares = job.tres.get("gres/qgpu", "0")
     percent = int(shares) if shares.isdigit() else 0
-    return (job.elapsed_s or 0) * (percent / 100 + _whole_cards(job))
+    return percent / 100 + _whole_cards(job)
+
+
+def granted_seconds(job: SacctJob) -> float:
+    """GPU-seconds that Slurm booked."""
+    return (job.elapsed_s or 0) * granted_cards(job)
 
 
 def _whole_cards(job: SacctJob) -> int:
@@ -122,7 +127,7 @@ def groups(
     for job in jobs:
         granted = granted_seconds(job)
         mine = of_job.get(job.raw_id, [])
-        if granted == 0 and not mine:
+        if granted_cards(job) == 0 and not mine:
             continue
         name = KEYS[by](job)
         _count(found.setdefault(name, Group(name)), granted, mine, since_ns, until_ns)

@@ -17,7 +17,7 @@ CAP = "4G"
 OVER = re.compile(r"holds 4\.0 of 4\.0 GiB on this card")
 UNKNOWN = "no device memory: the arbiter of this node did not register process"
 # Of docs/containers.md, with storage that ends with the job. A simulated card needs its socket,
-# too, and its driver is named by a variable.
+# too, and its driver is named by a variable. podman refuses a card that the job may not open.
 POD = """
 export XDG_RUNTIME_DIR=$(mktemp -d)
 trap 'chmod -R u+w $XDG_RUNTIME_DIR; rm -rf $XDG_RUNTIME_DIR' EXIT
@@ -25,7 +25,7 @@ P="podman --root $XDG_RUNTIME_DIR/root --runroot $XDG_RUNTIME_DIR/run --runtime 
 P="$P --storage-driver vfs --events-backend file --log-level error"
 $P import image.tar small > /dev/null 2>&1
 S=$(dirname ${{LD_PRELOAD%%:*}})
-for file in $QGPU_SIM_DIR/dev/*; do cards="$cards --device $file"; done
+for file in $QGPU_SIM_DIR/dev/*; do [ ! -r $file ] || cards="$cards --device $file"; done
 driver="$cards -v $QGPU_SIM_DIR/sim.sock:$QGPU_SIM_DIR/sim.sock -v {opt}/sim:{opt}/sim:ro"
 driver="$driver -e QGPU_SIM_DIR -e LD_LIBRARY_PATH -v {opt}/bin:{opt}/bin:ro"
 pod() {{

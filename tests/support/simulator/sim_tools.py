@@ -23,9 +23,9 @@ MIB = 1 << 20
 
 
 def make(*targets: str) -> None:
-    done = subprocess.run(
-        ["make", "-s", *targets], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    """Build files; one process at a time, else a worker starts what another one links anew."""
+    argv = ["flock", "build/.native.lock", "make", "-s", *targets]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
