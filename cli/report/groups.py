@@ -74,7 +74,7 @@ class Group:
 
 
 def granted_cards(job: SacctJob) -> float:
-    """Cards that Slurm booked: shares in percent of a card, whole cards as 1; 0 before the start."""
+    """Cards that Slurm booked: shares in percent of a card, whole cards as 1; none if pending."""
     shares = job.tres.get("gres/qgpu", "0")
     percent = int(shares) if shares.isdigit() else 0
     return percent / 100 + _whole_cards(job)
