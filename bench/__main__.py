@@ -43,6 +43,7 @@ from bench.promises import (
 )
 from bench.sweep import sweep
 from bench.tuning import window
+from bench.worlds import worlds
 
 Scenario = Callable[[bool], Iterator[Figure]]
 SCENARIOS: dict[str, Scenario] = {
@@ -63,12 +64,13 @@ SCENARIOS: dict[str, Scenario] = {
     "simulate": simulate.figures,
     "controls": controls.figures,
     "sweep": sweep.figures,
+    "worlds": worlds.figures,
     "release": release.figures,
 }
 # What is measured in them is a program's own time, which a neighbour on the same core would
 # lengthen.
 LEFT_ALONE = frozenset(
-    {"hook", "taskstart", "submit", "accounting", "overhead", "framework", "simulate"}
+    {"hook", "taskstart", "submit", "accounting", "overhead", "framework", "simulate", "worlds"}
 )
 ON_DEMAND: dict[str, Scenario] = {"window": window.figures}
 LENGTHS = (

@@ -150,10 +150,10 @@ def _tenant_line(item: Placed) -> str:
     return " ".join(["tenant", *map(str, numbers)])
 
 
-def program_input(trace: Trace, tenants: list[Placed]) -> str:
+def program_input(trace: Trace, tenants: list[Placed], columns: int = COLUMNS) -> str:
     """The lines that qgpu-simulate reads (simulator/native/whatif/trace.c)."""
     cards = _all_cards(trace)
-    head = f"world {trace.seed} {trace.duration.ns} {COLUMNS} {len(cards)} {len(tenants)}"
+    head = f"world {trace.seed} {trace.duration.ns} {columns} {len(cards)} {len(tenants)}"
     return "\n".join([head, *map(_card_line, cards), *map(_tenant_line, tenants), ""])
 
 
@@ -244,6 +244,31 @@ def find_program() -> Path:
     raise TraceError("qgpu-simulate is missing: run make native")
 
 
+def run_program(
+    trace: Trace,
+    *words: str,
+    columns: int = COLUMNS,
+    jobs: int | None = None,
+    program: Path | None = None,
+) -> dict[str, Any]:
+    """What qgpu-simulate says of the trace (simulator/native/whatif/result.c): times in ns, tenants
+    in the order of `placed`. Raises TraceError with a sentence where the program refuses.
+    """
+    threads = str(jobs or min(os.cpu_count() or 1, 64))
+    done = subprocess.run(
+        [str(program or find_program()), "--jobs", threads, *words],
+        input=program_input(trace, placed(trace), columns),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise TraceError(
+            done.stderr.strip() or f"qgpu-simulate ended with status {done.returncode}"
+        )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def simulate(
     trace: Trace, timeline: Path | None = None, jobs: int | None = None, program: Path | None = None
 ) -> Result:
@@ -253,17 +278,8 @@ def simulate(
     Raises TraceError with a sentence where the program refuses or cannot write the timeline.
     """
     tenants = placed(trace)
-    command = [str(program or find_program()), "--jobs", str(jobs or min(os.cpu_count() or 1, 64))]
-    if timeline is not None:
-        command += ["--timeline", str(timeline)]
-    done = subprocess.run(
-        command, input=program_input(trace, tenants), capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        raise TraceError(
-            done.stderr.strip() or f"qgpu-simulate ended with status {done.returncode}"
-        )
-    raw = json.loads(done.stdout)
+    words = [] if timeline is None else ["--timeline", str(timeline)]
+    raw = run_program(trace, *words, jobs=jobs, program=program)
     if timeline is not None:
         _name_timeline(timeline, trace, tenants)
     return Result(

@@ -21,28 +21,28 @@
 /* of the online class: the default of the arbiter's --hang-s */
 #define STUCK_ONLINE_NS (60000 * QP_MS)
 
-static uint64_t draw(struct machine *m)
+static uint64_t draw(uint64_t *rng)
 { /* xorshift64* */
-    m->rng ^= m->rng >> 12;
-    m->rng ^= m->rng << 25;
-    m->rng ^= m->rng >> 27;
-    return m->rng * 2685821657736338717ull;
+    *rng ^= *rng >> 12;
+    *rng ^= *rng << 25;
+    *rng ^= *rng >> 27;
+    return *rng * 2685821657736338717ull;
 }
 
-static double uniform(struct machine *m)
+static double uniform(uint64_t *rng)
 {
-    return (double)(draw(m) >> 11) * 0x1p-53;
+    return (double)(draw(rng) >> 11) * 0x1p-53;
 }
 
 /* Half the mean to half more: wake-ups have a floor. */
-uint64_t spread(struct machine *m, uint64_t mean)
+uint64_t spread(uint64_t *rng, uint64_t mean)
 {
-    return mean ? mean / 2 + draw(m) % (mean + 1) : 0;
+    return mean ? mean / 2 + draw(rng) % (mean + 1) : 0;
 }
 
 void ring(struct machine *m)
 {
-    uint64_t at = m->now + spread(m, m->arbiter_ns);
+    uint64_t at = m->now + spread(&m->rng, m->arbiter_ns);
     if (at < m->decide_ns)
         m->decide_ns = at;
 }
@@ -105,7 +105,7 @@ void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state
 
 /* ---- work ---- */
 
-static void queue_put(struct queue *q, uint64_t at)
+void queue_put(struct queue *q, uint64_t at)
 {
     if (q->n == q->cap) {
         uint32_t cap = q->cap ? q->cap * 2 : 64;
@@ -129,10 +129,10 @@ static uint64_t queue_take(struct queue *q)
 }
 
 /* Equal kernels without a pause between them are one run; others come one by one. */
-static void next_run(struct machine *m, struct actor *a)
+static void next_run(struct actor *a)
 {
     bool single = a->nkernels > 1 || a->gap_ns;
-    a->length_ns = a->kernel_ns[a->nkernels > 1 ? draw(m) % a->nkernels : 0];
+    a->length_ns = a->kernel_ns[a->nkernels > 1 ? draw(&a->rng) % a->nkernels : 0];
     uint64_t most = (1ull << 60) / a->length_ns, kernels = 1;
     if (!single)
         kernels = a->load == LOAD_ENDLESS || a->kernels_left > most ? most : a->kernels_left;
@@ -142,7 +142,7 @@ static void next_run(struct machine *m, struct actor *a)
 }
 
 /* Is there something to launch? Takes the next request where the last one is done. */
-static bool has_work(struct machine *m, struct actor *a)
+static bool has_work(struct actor *a)
 {
     if (a->run_ns)
         return true;
@@ -152,15 +152,17 @@ static bool has_work(struct machine *m, struct actor *a)
         a->head_ns = queue_take(&a->queue);
         a->kernels_left = a->per_request;
     }
-    next_run(m, a);
+    next_run(a);
     return true;
 }
 
-static void request_done(struct machine *m, struct actor *a)
+static void request_done(const struct world *w, const struct machine *m, struct actor *a)
 {
     if (a->load == LOAD_ENDLESS || a->kernels_left)
         return;
     latency_add(&a->latency, m->now - a->head_ns);
+    if (w->requests)
+        queue_put(&a->latencies, m->now - a->head_ns);
     a->requests++;
 }
 
@@ -175,6 +177,8 @@ static void launch(struct world *w, struct machine *m, struct actor *a)
         a->began_ns = m->now;
     if (a->gate & QG_GATE_NOTIFY)
         ring(m);
+    if (a->job_class == QG_CLASS_ONLINE)
+        online_came(m);
     actor_enter(w, m, a, ST_RUNNING);
 }
 
@@ -183,7 +187,7 @@ static void come(struct world *w, struct machine *m, struct actor *a)
 {
     if (a->halted) {
         actor_enter(w, m, a, ST_IDLE);
-    } else if (!has_work(m, a)) {
+    } else if (!has_work(a)) {
         actor_enter(w, m, a, ST_IDLE);
     } else if (a->gate & QG_GATE_CLOSED) {
         actor_enter(w, m, a, ST_STANDING);
@@ -236,7 +240,7 @@ static void opened(struct world *w, struct machine *m, struct actor *a)
     a->began_ns = 0;
     if (a->halted || (a->state != ST_STANDING && a->state != ST_DRAINING))
         return;
-    a->timer_ns = m->now + spread(m, m->tenant_ns);
+    a->timer_ns = m->now + spread(&m->rng, m->tenant_ns);
     if (a->state == ST_STANDING)
         actor_enter(w, m, a, ST_WAKING);
 }
@@ -258,7 +262,7 @@ void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t ga
 void actor_ran(struct world *w, struct machine *m, struct actor *a)
 {
     if (!a->run_ns)
-        request_done(m, a);
+        request_done(w, m, a);
     if (a->state == ST_DRAINING && a->timer_ns != QP_NEVER) {
         actor_enter(w, m, a, ST_WAKING); /* its gate is open again, its thread not there yet */
     } else if (a->state == ST_DRAINING && a->run_ns) {
@@ -266,25 +270,25 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a)
         if (!(a->gate & QG_GATE_CLOSED))
             come(w, m, a);
     } else if (a->gap_ns && !a->halted) {
-        a->timer_ns = m->now + spread(m, a->gap_ns);
+        a->timer_ns = m->now + spread(&a->rng, a->gap_ns);
         actor_enter(w, m, a, ST_THINKING);
     } else {
         come(w, m, a);
     }
 }
 
-static uint64_t next_arrival(struct machine *m, const struct actor *a)
+static uint64_t next_arrival(struct actor *a)
 {
     if (a->load == LOAD_PERIODIC)
         return a->arrival_ns + a->period_ns;
-    double wait = -log(1 - uniform(m)) * (double)a->period_ns;
+    double wait = -log(1 - uniform(&a->rng)) * (double)a->period_ns;
     return a->arrival_ns + (uint64_t)wait + 1;
 }
 
 static void arrive(struct world *w, struct machine *m, struct actor *a)
 {
     queue_put(&a->queue, a->arrival_ns);
-    a->arrival_ns = next_arrival(m, a);
+    a->arrival_ns = next_arrival(a);
     if (a->state == ST_IDLE)
         come(w, m, a);
 }
@@ -296,9 +300,9 @@ static void start(struct world *w, struct machine *m, struct actor *a)
     if (a->load != LOAD_ENDLESS) {
         a->arrival_ns = m->now;
         if (a->load == LOAD_POISSON)
-            a->arrival_ns = next_arrival(m, a);
+            a->arrival_ns = next_arrival(a);
     }
-    a->gate = QG_GATE_CLOSED; /* until the first decision */
+    a->gate = w->fluid ? QG_GATE_WINDOW : QG_GATE_CLOSED; /* closed until the first decision */
     a->timer_ns = QP_NEVER;
     note_mode(w, m, a);
     ring(m);

@@ -9,7 +9,7 @@
 
 #define EPSILON_NS 4u /* of a run: left over by dividing whole nanoseconds */
 
-static uint64_t left(const struct actor *a)
+uint64_t work_left(const struct actor *a)
 {
     return a->state == ST_DRAINING ? a->flight_ns : a->run_ns;
 }
@@ -36,10 +36,16 @@ static void change_context(struct machine *m)
     m->on_card = who;
 }
 
-static void progress(struct world *w, struct machine *m, struct actor *a, uint64_t ran)
+/* The column of the profile that a time lies in. */
+static uint64_t bin_of(const struct world *w, uint64_t ns)
 {
-    if (ran > left(a))
-        ran = left(a);
+    return ns * w->bins / w->duration_ns % SM_BINS;
+}
+
+void progress(struct world *w, struct machine *m, struct actor *a, uint64_t ran)
+{
+    if (ran > work_left(a))
+        ran = work_left(a);
     a->run_ns -= ran;
     if (a->state == ST_DRAINING)
         a->flight_ns -= ran;
@@ -47,7 +53,7 @@ static void progress(struct world *w, struct machine *m, struct actor *a, uint64
     a->step_busy_ns += ran;
     a->progress_ns = m->now;
     m->busy_ns += ran;
-    a->bins[(m->now - 1) * w->bins / w->duration_ns % SM_BINS] += ran;
+    a->bins[bin_of(w, m->now - 1)] += ran;
 }
 
 /* The card works until the time. */
@@ -57,6 +63,10 @@ static void advance(struct world *w, struct machine *m, uint64_t to)
     m->now = to;
     if (!m->nrunning || !dt)
         return;
+    if (w->fluid) {
+        fluid_advance(w, m, dt);
+        return;
+    }
     uint64_t lost = m->stall_ns < dt ? m->stall_ns : dt;
     m->stall_ns -= lost;
     m->switch_lost_ns += lost;
@@ -78,7 +88,7 @@ static uint64_t next_end(const struct machine *m)
 {
     uint64_t least = QP_NEVER;
     for (uint32_t i = 0; i < m->nrunning; i++) {
-        uint64_t l = left(m->actors[m->running[i]]);
+        uint64_t l = work_left(m->actors[m->running[i]]);
         if (l < least)
             least = l;
     }
@@ -91,8 +101,8 @@ static void finish_runs(struct world *w, struct machine *m)
 {
     for (uint32_t i = 0; i < m->nrunning;) {
         struct actor *a = m->actors[m->running[i]];
-        uint64_t l = left(a);
-        if (l > (m->nrunning > 1 ? EPSILON_NS : 0)) {
+        uint64_t l = work_left(a);
+        if (l > (m->nrunning > 1 || w->fluid ? EPSILON_NS : 0)) {
             i++;
             continue;
         }
@@ -112,8 +122,10 @@ static bool entitled(const struct qp_card *c, uint32_t i)
 
 /* What an ideal division gives in the time that passed, from who wanted the card. fixed-share: the
  * share itself. */
-static void book_ideal(struct machine *m, const struct qp_card *c, uint64_t dt)
+static void book_ideal(const struct world *w, struct machine *m, const struct qp_card *c,
+                       uint64_t dt)
 {
+    uint64_t bin = bin_of(w, m->now ? m->now - 1 : 0);
     uint32_t sum[2] = {0, 0}, n[2] = {0, 0};
     for (uint32_t i = 0; i < m->nactors; i++) {
         int k = c->tenant[i].job_class == QG_CLASS_OFFLINE;
@@ -130,6 +142,7 @@ static void book_ideal(struct machine *m, const struct qp_card *c, uint64_t dt)
         double whole = c->cls[k].policy == QG_POLICY_FIXED_SHARE && sum[k] < 100 ? 100 : sum[k];
         double part = c->cls[k].policy == QG_POLICY_BEST_EFFORT ? 1.0 / n[k] : t->share / whole;
         m->actors[i]->due_ns += part * (double)dt;
+        m->actors[i]->due_bins[bin] += part * (double)dt;
     }
 }
 
@@ -153,7 +166,7 @@ static void decide(struct world *w, struct machine *m)
 {
     struct qp_card *c = m->policy_card;
     if (c->last_ns)
-        book_ideal(m, c, m->now + 1 - c->last_ns);
+        book_ideal(w, m, c, m->now + 1 - c->last_ns);
     for (uint32_t i = 0; i < m->nactors; i++)
         actor_show(m, m->actors[i], &c->tenant[i]);
     qp_decide(c, m->now + 1); /* its clock has no zero */
@@ -163,7 +176,33 @@ static void decide(struct world *w, struct machine *m)
     }
     m->decisions++;
     apply(w, m, c);
-    m->decide_ns = c->wake_ns == QP_NEVER ? QP_NEVER : c->wake_ns - 1 + spread(m, m->arbiter_ns);
+    m->decide_ns =
+        c->wake_ns == QP_NEVER ? QP_NEVER : c->wake_ns - 1 + spread(&m->rng, m->arbiter_ns);
+}
+
+static bool on_card(const struct machine *m, uint32_t job_class)
+{
+    for (uint32_t i = 0; i < m->nrunning; i++) {
+        if (m->actors[m->running[i]]->job_class == job_class)
+            return true;
+    }
+    return false;
+}
+
+/* online_came() noted that online wants the card; here offline has left it. */
+static void note_freed(struct machine *m)
+{
+    if (!m->wanted_ns || on_card(m, QG_CLASS_OFFLINE))
+        return;
+    latency_add(&m->freed, m->now - m->wanted_ns);
+    m->wanted_ns = 0;
+}
+
+/* Online's first launch after a pause, while offline is on the card. */
+void online_came(struct machine *m)
+{
+    if (!m->wanted_ns && on_card(m, QG_CLASS_OFFLINE) && !on_card(m, QG_CLASS_ONLINE))
+        m->wanted_ns = m->now;
 }
 
 static void step(struct machine *m)
@@ -171,6 +210,13 @@ static void step(struct machine *m)
     for (uint32_t i = 0; i < m->nactors; i++)
         sliding_step(m->actors[i]);
     m->step_end_ns += SM_STEP_NS;
+}
+
+/* Each card and each tenant draws from numbers of its own. */
+static uint64_t seed_of(const struct world *w, uint64_t number)
+{
+    uint64_t seed = (w->seed + 1) * 0x9e3779b97f4a7c15ull ^ number * 0xbf58476d1ce4e5b9ull;
+    return seed ? seed : 1;
 }
 
 static void prepare(const struct world *w, struct machine *m)
@@ -182,27 +228,28 @@ static void prepare(const struct world *w, struct machine *m)
     c->cls[0].policy = m->policy[0];
     c->cls[1].policy = m->policy[1];
     c->ntenants = m->nactors;
-    m->rng = (w->seed + 1) * 0x9e3779b97f4a7c15ull ^ (m->number + 1) * 0xbf58476d1ce4e5b9ull;
-    if (!m->rng)
-        m->rng = 1;
+    m->rng = seed_of(w, m->number + 1);
     m->on_card = -1;
     m->decide_ns = 0;
     m->step_end_ns = SM_STEP_NS;
-    for (uint32_t i = 0; i < m->nactors; i++)
-        m->actors[i]->timer_ns = m->actors[i]->arrival_ns = QP_NEVER;
+    for (uint32_t i = 0; i < m->nactors; i++) {
+        struct actor *a = m->actors[i];
+        a->timer_ns = a->arrival_ns = QP_NEVER;
+        a->rng = seed_of(w, m->number + 1 + ((a - w->actors) + 1ull) * w->ncards);
+    }
 }
 
 void card_run(struct world *w, struct machine *m)
 {
     prepare(w, m);
     while (m->now < w->duration_ns) {
-        uint64_t next = next_end(m);
+        uint64_t next = w->fluid ? fluid_next(m) : next_end(m);
         for (uint32_t i = 0; i < m->nactors; i++) {
             uint64_t at = actor_next(m->actors[i]);
             if (at < next)
                 next = at;
         }
-        if (m->decide_ns < next)
+        if (m->decide_ns < next && !w->fluid)
             next = m->decide_ns;
         if (m->step_end_ns < next)
             next = m->step_end_ns;
@@ -217,7 +264,8 @@ void card_run(struct world *w, struct machine *m)
             if (actor_next(m->actors[i]) <= m->now)
                 actor_due(w, m, m->actors[i]);
         }
-        if (m->decide_ns <= m->now)
+        note_freed(m);
+        if (m->decide_ns <= m->now && !w->fluid)
             decide(w, m);
         if (m->step_end_ns <= m->now)
             step(m);

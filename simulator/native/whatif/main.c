@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-simulate [--jobs N] [--timeline FILE] < TRACE > RESULT
+ * qgpu-simulate [--jobs N] [--timeline FILE] [--requests] [--fluid]
+ * < TRACE > RESULT
  *
  * Cards are independent; threads share them out. With a timeline one thread runs them in order, so
  * that equal runs write equal files.
@@ -44,19 +45,27 @@ static void run(struct world *w, int jobs)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: qgpu-simulate [--jobs N] [--timeline FILE] < TRACE\n");
+    fprintf(stderr,
+            "usage: qgpu-simulate [--jobs N] [--timeline FILE] [--requests] [--fluid] < TRACE\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"jobs", required_argument, NULL, 'j'}, {"timeline", required_argument, NULL, 't'}, {0}};
+    static const struct option options[] = {{"jobs", required_argument, NULL, 'j'},
+                                            {"timeline", required_argument, NULL, 't'},
+                                            {"requests", no_argument, NULL, 'r'},
+                                            {"fluid", no_argument, NULL, 'f'},
+                                            {0}};
     struct world world = {0};
     int jobs = 1, opt;
     while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (opt == 'j')
             jobs = atoi(optarg);
+        else if (opt == 'r')
+            world.requests = true;
+        else if (opt == 'f')
+            world.fluid = true;
         else if (opt != 't')
             return usage();
         else if (!(world.timeline = fopen(optarg, "w"))) {

@@ -112,6 +112,12 @@ static void print_actor(const struct world *w, const struct actor *a, FILE *out)
     fprintf(out, ",\"bins\":[");
     for (uint32_t i = 0; i < w->bins; i++)
         fprintf(out, "%s%" PRIu64, i ? "," : "", a->bins[i]);
+    fprintf(out, "],\"due_bins\":[");
+    for (uint32_t i = 0; i < w->bins; i++)
+        fprintf(out, "%s%" PRIu64, i ? "," : "", (uint64_t)a->due_bins[i]);
+    fprintf(out, "],\"latencies_ns\":[");
+    for (uint32_t i = 0; i < a->latencies.n; i++)
+        fprintf(out, "%s%" PRIu64, i ? "," : "", a->latencies.at[i]);
     fprintf(out, "]}");
 }
 
@@ -122,6 +128,9 @@ static void print_card(const struct machine *m, FILE *out)
     FIELD("switches", m->switches);
     FIELD("switch_lost_ns", m->switch_lost_ns);
     FIELD("decisions", m->decisions);
+    FIELD("freed", m->freed.n);
+    FIELD("freed_p99_ns", percentile(&m->freed, 0.99));
+    FIELD("freed_max_ns", percentile(&m->freed, 1 - 1e-9));
     FIELD("events", m->events);
     fprintf(out, "}");
 }

@@ -74,6 +74,7 @@ struct actor {
     uint64_t run_ns;     /* left of this run of equal kernels */
     uint64_t flight_ns;  /* in flight behind a closed gate */
     uint64_t timer_ns;   /* wake-up or end of thinking */
+    uint64_t rng;        /* of its arrivals and kernels: the same whoever is beside it */
     uint64_t arrival_ns; /* next request */
     uint64_t head_ns;    /* arrival of the request in work; 0 = none */
     uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns,
@@ -84,8 +85,10 @@ struct actor {
     uint64_t busy_ns, mode_ns[MODES], requests, preemptions, turns, step_busy_ns, ten_busy_ns;
     double due_ns; /* what an ideal division would have given while it wanted */
     uint64_t bins[SM_BINS];
+    double due_bins[SM_BINS];
     struct sliding one, ten; /* the last second, the last ten */
     struct histogram latency;
+    struct queue latencies; /* of each request, in their order; only if world.requests */
 };
 
 struct machine {
@@ -100,10 +103,13 @@ struct machine {
     uint16_t running[QP_MAX_TENANTS];
     struct qp_card *policy_card;
     uint64_t now, decide_ns, stall_ns, step_end_ns, rng;
-    int32_t on_card; /* who ran last */
+    uint64_t online_until_ns; /* fluid: offline has the card from then on */
+    uint64_t wanted_ns;       /* online came while offline was on the card; 0 = no */
+    int32_t on_card;          /* who ran last */
 
     /* results */
     uint64_t busy_ns, switches, switch_lost_ns, decisions, events;
+    struct histogram freed; /* from online's first launch to offline's last end */
 };
 
 struct world {
@@ -112,6 +118,8 @@ struct world {
     struct machine *cards;
     struct actor *actors;
     FILE *timeline;
+    bool requests; /* print the latency of each request */
+    bool fluid;    /* no arbiter: a card that divides itself, at any instant */
 };
 
 /* trace.c: reads the lines that whatif/simulate.py writes; false after a sentence on stderr */
@@ -120,6 +128,14 @@ void trace_free(struct world *w);
 
 /* engine.c */
 void card_run(struct world *w, struct machine *m);
+void online_came(struct machine *m);
+
+/* fluid.c: the card that everything else is compared with */
+double fluid_speed(const struct machine *m, const struct actor *a);
+void fluid_advance(struct world *w, struct machine *m, uint64_t dt);
+uint64_t fluid_next(const struct machine *m);
+void progress(struct world *w, struct machine *m, struct actor *a, uint64_t ran);
+uint64_t work_left(const struct actor *a);
 
 /* actor.c: one tenant's life. The engine calls them at the times that actor_next() names. */
 uint64_t actor_next(const struct actor *a);
@@ -128,7 +144,8 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a); /* its run 
 void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t gate);
 void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t);
 void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state state);
-uint64_t spread(struct machine *m, uint64_t mean); /* a delay of that mean */
+uint64_t spread(uint64_t *rng, uint64_t mean); /* a delay of that mean */
+void queue_put(struct queue *q, uint64_t at);
 void ring(struct machine *m);
 
 /* result.c */

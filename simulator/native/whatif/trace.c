@@ -134,8 +134,10 @@ bool trace_read(struct world *w, FILE *in)
 
 void trace_free(struct world *w)
 {
-    for (uint32_t i = 0; i < w->nactors && w->actors; i++)
+    for (uint32_t i = 0; i < w->nactors && w->actors; i++) {
         free(w->actors[i].queue.at);
+        free(w->actors[i].latencies.at);
+    }
     for (uint32_t i = 0; i < w->ncards && w->cards; i++) {
         free(w->cards[i].actors);
         free(w->cards[i].policy_card);

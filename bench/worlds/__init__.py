@@ -1,0 +1,1 @@
+"""Random scenarios that nobody tuned anything for, through the what-if engine."""

@@ -1,0 +1,101 @@
+"""Random worlds through the what-if engine: what the arbiter's decision gives to tenants that
+nobody had in mind.
+
+Each world is run three times: as it is, on the fluid card, and for its online tenants alone. Equal
+seeds give equal figures, on any machine. Two sets of seeds are run: rules and constants may be
+chosen by the first one; the second one is never looked at for that, and alone is judged.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.harness.figures import Figure
+from bench.worlds.draw import SECONDS, without_offline, world
+from bench.worlds.judge import Judged, judge, percentile
+from simulator.whatif.simulate import run_program
+
+COUNT, FEW = 200, 50
+TUNING, JUDGING = 0, 100_000  # the first seed of either set
+AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One figure of each world: its field of Judged, and what p95 of the worlds shall be."""
+
+    field: str
+    unit: str
+    target: float
+    sense: Literal["<=", ">="] = "<="
+
+
+KINDS = (
+    Kind("share_10s", "points", 1.5),
+    Kind("share_1s", "points", 5.0),
+    Kind("fixed_10s", "points", 2.0),
+    Kind("above_n", "points", 0.0),
+    Kind("freed_p99_us", "us", 1000.0),
+    Kind("p99_ratio", "", 1.08),
+    Kind("harvest", "", 0.95, ">="),
+)
+
+
+def run(seed: int) -> Judged:
+    """The figures of the world of a seed."""
+    trace = world(seed)
+    online = without_offline(trace)
+    return judge(
+        trace,
+        run_program(trace, "--requests", columns=SECONDS, jobs=1),
+        run_program(trace, "--fluid", columns=SECONDS, jobs=1),
+        run_program(online, "--requests", columns=SECONDS, jobs=1) if online.tenants else None,
+    )
+
+
+def of_seeds(seeds: Sequence[int]) -> dict[int, Judged]:
+    """The same of many."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(seeds, pool.map(run, seeds), strict=True))
+
+
+def worst_first(found: dict[int, Judged], kind: Kind) -> list[tuple[float, int]]:
+    """Value and seed of each world that has such a figure, the worst one first."""
+    pairs = [
+        (value, seed)
+        for seed, judged in found.items()
+        if (value := getattr(judged, kind.field)) is not None
+    ]
+    return sorted(pairs, reverse=kind.sense == "<=")
+
+
+def figure(found: dict[int, Judged], kind: Kind, judged: bool) -> Figure:
+    """p95 of the worlds is the figure; median and the worst three, with their seeds, are beside
+    it.
+    """
+    ranked = worst_first(found, kind)
+    values = [value for value, _ in ranked]
+    p95 = percentile(values if kind.sense == "<=" else [-v for v in values], 95)
+    worst = ", ".join(f"{value:.3g} (seed {seed})" for value, seed in ranked[:3])
+    return Figure(
+        f"worlds_{kind.field}_p95{'' if judged else '_tuning'}",
+        p95 if kind.sense == "<=" else -p95,
+        kind.unit,
+        kind.target if judged else None,
+        kind.sense,
+        len(values),
+        f"(median {statistics.median(values):.3g}, worst {worst})",
+        detail={str(seed): value for value, seed in ranked},
+    )
+
+
+def figures(quick: bool) -> Iterator[Figure]:
+    """p95 of each figure over the worlds of either set."""
+    for first in (TUNING, JUDGING):
+        found = of_seeds(range(first, first + (FEW if quick else COUNT)))
+        for kind in KINDS:
+            yield figure(found, kind, first == JUDGING)
