@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gres.mounttable import mount_of, number_of
+
 MAX_LINKS = 16  # symbolic links on one path, against loops
 
 
@@ -26,6 +28,7 @@ class Doubt:
 
     path: str
     why: str
+    mounted: bool = False
 
     def __str__(self) -> str:
         return f"{self.path} {self.why}"
@@ -34,6 +37,8 @@ class Doubt:
     def todo(self) -> str:
         """The command that repairs it."""
         path = shlex.quote(self.path)
+        if self.mounted:
+            return f"umount {path}"
         return f"chown root:root {path} && chmod go-w {path}"
 
 
@@ -41,32 +46,51 @@ def distrust(path: str | Path, owners: Iterable[int] = (0,)) -> Doubt | None:
     """Why a user other than `owners` could replace the file; None if none could, or if it is
     absent.
 
-    Each directory on the path counts, and each symbolic link is followed.
+    Each directory on the path counts, and each symbolic link is followed. No question goes to a
+    file system that is a user's program (FUSE): it may claim any owner, or never answer.
     """
     trusted = set(owners)
     todo = [part for part in str(path).split("/") if part]
-    here, links = Path("/"), 0
+    here, links, mount = Path("/"), 0, None
     while todo:
         step = here / todo.pop(0)
         if step.name == "..":
             here = here.parent
             continue
         try:
-            info = step.lstat()
+            fd = os.open(step, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
-        if stat.S_ISLNK(info.st_mode):
+        try:
+            mount, before = number_of(fd), mount
+            if mount != before and (fault := _of_a_users_program(step, fd, trusted)):
+                return fault
+            info = os.fstat(fd)
+            target = os.readlink("", dir_fd=fd) if stat.S_ISLNK(info.st_mode) else None
+        except OSError as error:
+            return Doubt(str(step), f"cannot be examined: {error.strerror or error}")
+        finally:
+            os.close(fd)
+        if target is not None:
             links += 1
             if links > MAX_LINKS or info.st_uid not in trusted:
                 return Doubt(str(step), f"is a link of uid {info.st_uid}")
-            target = step.readlink()
-            todo = [part for part in str(target).split("/") if part] + todo
-            here = Path("/") if target.is_absolute() else here
+            todo = [part for part in target.split("/") if part] + todo
+            here = Path("/") if target.startswith("/") else here
             continue
         if fault := _open_to_others(step, info, trusted):
             return fault
         here = step
     return None
+
+
+def _of_a_users_program(path: Path, fd: int, trusted: set[int]) -> Doubt | None:
+    """Why the file system that begins here is not trusted. The kernel's own show true owners."""
+    user = mount_of(fd).fuse_user
+    if user is None or user in trusted:
+        return None
+    whose = f"uid {user}" if user >= 0 else "an unknown user"
+    return Doubt(str(path), f"is on a FUSE file system of {whose}", mounted=True)
 
 
 def _open_to_others(path: Path, info: os.stat_result, trusted: set[int]) -> Doubt | None:

@@ -103,6 +103,55 @@ static bool failed(int here, const struct step *step, int err, char *why, size_t
     return refused(here, step, err, what, why, size);
 }
 
+/* The number of the mount that an open file is on; 0 = unknown. */
+static int mount_of(int fd)
+{
+    char path[48], text[512];
+
+    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    int info = open(path, O_RDONLY | O_CLOEXEC);
+    if (info < 0)
+        return 0;
+    ssize_t len = read(info, text, sizeof(text) - 1);
+    close(info);
+    text[len < 0 ? 0 : len] = '\0';
+    const char *at = strstr(text, "mnt_id:");
+    return at ? atoi(at + strlen("mnt_id:")) : 0;
+}
+
+/* Is the mount a FUSE file system of another user than root? An unknown mount counts as one. In a
+ * row " - " and the last blank are the kernel's: it escapes blanks of users' texts. */
+static bool users_fuse(int mount)
+{
+    char *row = NULL;
+    size_t room = 0;
+    bool users = true;
+    FILE *table = fopen("/proc/self/mountinfo", "re");
+
+    while (table && getline(&row, &room, table) > 0) {
+        const char *kind = strstr(row, " - "), *options = strrchr(row, ' ');
+        if (atoi(row) != mount || !kind)
+            continue;
+        users = strncmp(kind, " - fuse", 7) == 0 && !strstr(options, ",user_id=0,");
+        break;
+    }
+    free(row);
+    if (table)
+        fclose(table);
+    return users;
+}
+
+/* Can what is here be believed? A file system that is a user's program (FUSE) may claim any owner,
+ * or never answer stat() and statfs(). So this comes before all calls that ask it. */
+static bool of_the_kernel(int here, const struct step *step, char *why, size_t size)
+{
+    int mount = mount_of(step->fd);
+
+    if (mount && (mount == mount_of(here) || !users_fuse(mount)))
+        return true;
+    return refused(here, step, EPERM, " is on a FUSE file system of a user", why, size);
+}
+
 /* O_DIRECTORY makes an automounter act; a link or a file is opened without it. */
 static bool open_step(int here, struct step *step, char *why, size_t size)
 {
@@ -111,8 +160,10 @@ static bool open_step(int here, struct step *step, char *why, size_t size)
     step->fd = openat(here, step->name, flags | O_DIRECTORY);
     if (step->fd < 0 && (errno == ENOTDIR || errno == ELOOP))
         step->fd = openat(here, step->name, flags);
-    return (step->fd >= 0 && fstat(step->fd, &step->st) == 0) ||
-           failed(here, step, errno, why, size);
+    if (step->fd < 0)
+        return failed(here, step, errno, why, size);
+    return of_the_kernel(here, step, why, size) &&
+           (fstat(step->fd, &step->st) == 0 || failed(here, step, errno, why, size));
 }
 
 static bool step_trusted(int here, const struct step *step, unsigned flags, char *why, size_t size)

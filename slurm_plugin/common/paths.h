@@ -20,7 +20,8 @@ bool qg_expand_node(const char *pattern, const char *node, char *out, size_t siz
 /* A path is resolved name by name, and each name by a descriptor of the directory before. So what
  * was checked is what is used, whatever others rename meanwhile. Root must own each directory, each
  * link and the file, and others must not be able to write them. A sticky directory such as /tmp is
- * accepted: others cannot replace root's entries there.
+ * accepted: others cannot replace root's entries there. A FUSE file system of another user than
+ * root is refused without a question to it.
  *
  * Returns an O_PATH descriptor, or -1 with errno and a sentence in why. `from` is the directory of
  * a relative path, which the caller has checked, or -1. */

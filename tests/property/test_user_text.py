@@ -22,11 +22,11 @@ from rich.console import Console
 from cli.live.view import picture
 from cli.output import aligned, parsable, show
 from cli.report.html import _page
-from enforcer.daemon import mounttable
 from enforcer.daemon.granting.hookproto import Answer, format_answer
 from enforcer.daemon.log import MAX_VALUE, line
 from enforcer.reporting.metrics import text_of
 from enforcer.reporting.state import CardState, NodeState
+from gres import mounttable
 from gres.grant.store import MAX_MESSAGE_BYTES, clip_message
 from gres.grant.tag import looks_like_tag, parse_tag
 from gres.printable import printable

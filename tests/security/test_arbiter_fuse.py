@@ -9,8 +9,6 @@ import array
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from arbiter_support import (
     settings,
     wait_for,
 )
+from fuse_support import silent
 from test_arbiter_hostile import descriptors
 from test_arbiter_unknown_uids import Forked, Say, of_user
 
@@ -39,52 +38,6 @@ pytestmark = [
 ]
 EVIL = 320_000
 CONNECTIONS = 100  # more than all helpers that there ever were
-SERVER = """
-import ctypes, os, struct, sys
-path, mode = sys.argv[1:]
-device = os.open("/dev/fuse", os.O_RDWR)
-options = f"fd={device},rootmode=100000,user_id=0,group_id=0,allow_other".encode()
-if ctypes.CDLL(None, use_errno=True).mount(b"silent", path.encode(), b"fuse", 6, options):
-    sys.exit("no FUSE here")
-print("mounted", flush=True)
-INIT, GETATTR, SETATTR, OPEN, WRITE, RELEASE, FLUSH = 26, 3, 4, 14, 16, 18, 25
-attributes = struct.pack("<QII6Q10I", 3600, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o100666, 1,
-                         0, 0, 0, 4096, 0)[:104]
-answers = {
-    INIT: struct.pack("<4I2H2I2H8I", 7, 31, 0, (1 << 16) * (mode == "write"), 16, 12, 4096, 1,
-                      0, 0, *[0] * 8),
-    GETATTR: attributes, SETATTR: attributes, OPEN: struct.pack("<QII", 1, 0, 0), RELEASE: b"",
-}
-while request := os.read(device, 1 << 20):
-    size, opcode, unique = struct.unpack_from("<IIQ", request)
-    if opcode in (2, 36, 42, FLUSH if mode == "flush" else WRITE):
-        continue  # no answer is wanted to the first three, and none is given to the last
-    body = answers.get(opcode)
-    head = struct.pack("<IiQ", 16 + len(body or b""), 0 if body is not None else -38, unique)
-    os.write(device, head + (body or b""))
-"""
-
-
-@contextlib.contextmanager
-def silent_file(tmp_path: Path, mode: str) -> Iterator[Path]:
-    """A file whose close() hangs for as long as the block lasts."""
-    path = tmp_path / "silent"
-    path.touch()
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, path, mode],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert server.stdout
-        if server.stdout.readline() != "mounted\n":
-            pytest.skip("no FUSE here")
-        yield path
-    finally:
-        server.kill()  # ends everything that waits for it
-        server.wait()
-        subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL)
 
 
 def sends(run_dir: Path, path: Path, mode: str) -> Callable[[Say], object]:
@@ -132,7 +85,9 @@ def open_path() -> Iterator[Path]:
 @pytest.mark.parametrize("mode", ["flush", "write"])
 @pytest.mark.parametrize("whose", ["a stranger's", "a tenant's"])
 def test_descriptors_whose_close_never_ends(open_path: Path, whose: str, mode: str) -> None:
-    with contextlib.ExitStack() as evil, silent_file(open_path, mode) as path:
+    path = open_path / "silent"
+    path.touch()
+    with contextlib.ExitStack() as evil, silent(path, mode):
         with (
             arbiter(open_path, "--log-level", "warning", binary=ARBITER_ASAN) as one,
             one.link() as link,

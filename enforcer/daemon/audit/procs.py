@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from enforcer.daemon import mounttable
+from gres import mounttable
 
 PROC = Path("/proc")
 MAX_DEPTH = 64  # ancestors followed, against loops while processes end

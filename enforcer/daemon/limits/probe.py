@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from enforcer.daemon.mounttable import rows
 from enforcer.nvml.port import Nvml, NvmlError
+from gres.mounttable import rows
 
 FIRST_DRIVER = 615  # first major version with limits per cgroup
 
