@@ -58,14 +58,20 @@ class Process:
         return ""
 
 
-def _in_a_container(process: Path) -> bool:
-    """Whether a process has a number in a pid namespace below ours."""
-    try:
-        status = (process / "status").read_text()
-    except FileNotFoundError:
-        return False
-    found = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
-    return found is not None and len(found[1].split()) > 1
+def _owner(process: Path) -> int | None:
+    """The user that all four ids of a process name; None for another, and where it has a number in
+    a pid namespace below ours: it belongs to another host.
+
+    Nobody can make a reader of `status` wait. The owner of the directory says less: it is root also
+    where a user forbids core dumps.
+    """
+    status = (process / "status").read_text(errors="replace")
+    spaces = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
+    uids = re.search(r"^Uid:(.*)$", status, re.MULTILINE)
+    found = set(uids[1].split()) if uids else set()
+    if len(found) != 1 or (spaces and len(spaces[1].split()) > 1):
+        return None
+    return int(found.pop())
 
 
 @dataclass
@@ -77,7 +83,7 @@ class Host:
     trusted: frozenset[int] = frozenset({0})
     uid: int = field(default_factory=os.geteuid)
     _said: dict[tuple[str, ...], Said] = field(default_factory=dict)
-    _processes: list[Process] | None = None
+    _daemons: dict[frozenset[int], list[Process]] = field(default_factory=dict)
     _more: tuple[str, ...] = ()
 
     @property
@@ -154,24 +160,21 @@ class Host:
     def daemons(self, *owners: int) -> list[Process]:
         """Processes of root, and of the uids `owners`: a user may call a program as it likes."""
         trusted = self.trusted | set(owners)
-        return [process for process in self.processes() if process.uid in trusted]
+        if trusted not in self._daemons:
+            entries = [entry for entry in self.proc.iterdir() if entry.name.isdigit()]
+            rows = (_daemon(entry, trusted) for entry in entries)
+            self._daemons[trusted] = [row for row in rows if row is not None]
+        return self._daemons[trusted]
 
-    def processes(self) -> list[Process]:
-        """All processes of this host that may be seen; those of
-        containers belong to other hosts.
-        """
-        if self._processes is None:
-            rows = (self._process(entry) for entry in self.proc.iterdir() if entry.name.isdigit())
-            self._processes = [row for row in rows if row is not None]
-        return self._processes
 
-    @staticmethod
-    def _process(entry: Path) -> Process | None:
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-            if _in_a_container(entry):
-                return None
-            name = (entry / "comm").read_text(errors="replace").strip()
-            return Process(int(entry.name), name, tuple(words), entry.stat().st_uid)
-        except OSError:
+def _daemon(entry: Path, owners: frozenset[int]) -> Process | None:
+    """A process of these users; None for others, who may make a reader of their cmdline wait."""
+    try:
+        uid = _owner(entry)
+        if uid is None or uid not in owners:
             return None
+        words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        name = (entry / "comm").read_text(errors="replace").strip()
+        return Process(int(entry.name), name, tuple(words), uid)
+    except OSError:
+        return None

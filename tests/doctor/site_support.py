@@ -199,11 +199,19 @@ class Site:
     # -- what tests change ------------------------------------------------------------
 
     def process(
-        self, pid: int, name: str, *words: str, parent: int = 1, cgroup: str = "0::/"
+        self,
+        pid: int,
+        name: str,
+        *words: str,
+        parent: int = 1,
+        cgroup: str = "0::/",
+        uid: int | None = None,
     ) -> None:
         """A process in /proc."""
         folder = self.root / f"proc/{pid}"
         folder.mkdir(exist_ok=True)
+        owner = os.geteuid() if uid is None else uid
+        (folder / "status").write_text("Uid:" + f"\t{owner}" * 4 + f"\nNSpid:\t{pid}\n")
         (folder / "comm").write_text(f"{name}\n")
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
         (folder / "stat").write_text(f"{pid} ({name}) S {parent}" + " 0" * 17 + f" {pid} 0 0\n")

@@ -38,6 +38,7 @@ def test_policies_of_the_arbiters_threads_are_read_from_proc(tmp_path):
     process = tmp_path / str(os.getpid())
     (process / "task" / str(os.getpid())).mkdir(parents=True)
     (process / "comm").write_text("qgpu-arbiter\n")
+    (process / "status").write_text("Uid:" + f"\t{os.geteuid()}" * 4 + "\n")
     (process / "cmdline").write_bytes(b"/x/qgpu-arbiter\0--run-dir\0/run/a\0")
     mine, others = (
         Host(proc=tmp_path, trusted=frozenset(uids)) for uids in ({os.geteuid()}, {4711})

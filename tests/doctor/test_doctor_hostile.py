@@ -93,9 +93,13 @@ def test_a_users_processes_are_no_daemons(site: Site) -> None:
         (81, "slurmstepd", ("slurmstepd: [9.batch]",)),
         (82, "qgpud", ("/usr/sbin/qgpud",)),
     ):
-        site.process(pid, name, *words)
-        os.chown(site.root / f"proc/{pid}", USER, USER)
-    (site.root / "proc/82/root").symlink_to("/nonexistent")
+        site.process(pid, name, *words, uid=USER)
+        (site.root / f"proc/{pid}/cmdline").unlink()
+        os.mkfifo(site.root / f"proc/{pid}/cmdline")  # whose reader waits
+    site.process(83, "qgpud", "/usr/sbin/qgpud")  # a user's that runs a setuid program
+    (site.root / "proc/83/status").write_text(f"Uid:\t{USER}\t0\t0\t0\n")
+    for pid in (82, 83):
+        (site.root / f"proc/{pid}/root").symlink_to("/nonexistent")
     site.end(10)
     assert not any(check.status == "fail" for check in site.checks()), table(site.checks())
     assert [p.pid for p in site.host.daemons() if p.pid >= 80] == []
