@@ -42,10 +42,10 @@ FAULTS = (
         16545,
     ),
     Fault(
-        (23, 2, 0),
+        (22, 5, 0),
         (23, 2, 2),
-        "warn",
-        "gres of a requeued job stay booked: write JobRequeue=0",
+        "note",
+        "gres of a requeued job may stay booked",
         16121,
     ),
     Fault((22, 5, 0), (23, 2, 4), "warn", "limits may count a gres twice"),
