@@ -11,7 +11,7 @@ from ctypes import c_char, c_double, c_int32, c_uint32, c_uint64
 from typing import Any, ClassVar
 
 MAGIC = 0x4D495351
-VERSION = 4
+VERSION = 5
 SOCK = "sim.sock"
 TRACE = "trace.bin"
 CONTROL = "control"
@@ -80,6 +80,7 @@ REQ_LIMIT_GET = 34
 TEXT = 1024
 EPERM = -1
 ENOSYS = -2
+MAX_LINKS = 18
 MAX_PROCS = 2048
 
 # enum sim_listed
@@ -237,6 +238,9 @@ class CardInfo(ctypes.Structure):
         ("uuid", c_char * 48),
         ("name", c_char * 96),
         ("path", c_char * 192),
+        ("links", c_uint32 * 16),
+        ("switch_links", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -170,6 +170,7 @@ class SimConfig:
     client_per_context: bool = False
     mig: int = 0
     peers: bool = False
+    nvlinks: str = ""
     extra: tuple[str, ...] = ()
 
     def command(self, binary: Path, ready_fd: int) -> list[str]:
@@ -200,6 +201,7 @@ class SimConfig:
         flags += ["--run-to-end"] if self.run_to_end else []
         flags += ["--client-per-context"] if self.client_per_context else []
         flags += ["--peers"] if self.peers else []
+        flags += ["--nvlinks", self.nvlinks] if self.nvlinks else []
         flags += ["--mig", str(self.mig)] if self.mig else []
         flags += ["--control-log", str(self.control_log)] if self.control_log else []
         flags += ["--driver-version", self.driver_version] if self.driver_version else []

@@ -66,6 +66,7 @@ class Sandbox:
             cgroup_slice=found.cgroup_slice,
             cgroup_names=found.cgroup_names,
             driver=found.driver,
+            nvlinks=found.nvlinks,
         )
         return cls(options)
 

@@ -162,6 +162,12 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
     show_default=True,
     help="Generation of the simulated driver; 615 limits memory by cgroup (version 2).",
 )
+@click.option(
+    "--nvlinks",
+    metavar="LIST",
+    default="",
+    help="NVLinks of each node's cards: 0-1:4 are four between cards 0 and 1 (none).",
+)
 def up(
     name: str,
     state_dir: Path | None,
@@ -180,6 +186,7 @@ def up(
     cgroup_slice: str,
     cgroup_names: cgroups.Names,
     driver: Driver,
+    nvlinks: str,
 ) -> None:
     """Bring a sandbox up and wait until its nodes are idle."""
     begin = time.monotonic()
@@ -203,6 +210,7 @@ def up(
         cgroup_slice,
         cgroup_names,
         driver,
+        nvlinks,
     )
     if slurm is not None and tree.release(slurm).version != tree.here():
         _up_in_tree(slurm, state_dir, progress)

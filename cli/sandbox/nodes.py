@@ -51,6 +51,7 @@ def _simgpu(cluster: Cluster, node: str) -> None:
         ]
         words += ["--driver-generation", plan.driver]
         words += ["--mig", str(plan.mig)] if plan.mig else []
+        words += ["--nvlinks", plan.nvlinks] if plan.nvlinks else []
         return [
             *words,
             "--major",

@@ -35,6 +35,7 @@ PRODUCT_NAMES = {
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 _MODEL = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _SLICE = re.compile(r"[a-z][a-z0-9_]{0,31}\.slice")
+_NVLINKS = re.compile(r"(?:[0-9]{1,2}-(?:[0-9]{1,2}|switch):[0-9]{1,2}(?:,|$))+(?<!,)")
 _PATH = re.compile(r"/[A-Za-z0-9/._-]*")
 
 
@@ -77,6 +78,7 @@ class SandboxOptions:
     cgroup_slice: str = ""  # on cgroup v2; empty: Slurm's own
     cgroup_names: cgroups.Names = "slurm"
     driver: Driver = "580"  # generation of the simulated driver
+    nvlinks: str = ""  # between the cards of each node, as qgpu-simgpu takes them
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -88,6 +90,11 @@ class SandboxOptions:
                 f"--mig {self.mig} does not work with --cards {self.cards}: a card has 1 to"
                 f" {MAX_MIG} instances, and --cards, which are all instances of a node, is a"
                 " multiple of that"
+            )
+        if self.nvlinks and not _NVLINKS.fullmatch(self.nvlinks):
+            raise SandboxError(
+                f"--nvlinks {self.nvlinks!r} is no list of links: write for example 0-1:4, four"
+                " links between cards 0 and 1, or 0-switch:18"
             )
         if self.cgroup_slice and not _SLICE.fullmatch(self.cgroup_slice):
             raise SandboxError(

@@ -56,6 +56,7 @@ class Plan:
     cgroup_slice: str = ""  # on cgroup v2; empty: Slurm's own
     cgroup_names: cgroups.Names = "slurm"
     driver: Driver = "580"
+    nvlinks: str = ""
 
     @property
     def cluster(self) -> str:
@@ -243,6 +244,7 @@ def choose(options: SandboxOptions) -> Plan:
         cgroup_slice=options.cgroup_slice,
         cgroup_names=options.cgroup_names,
         driver=options.driver,
+        nvlinks=options.nvlinks,
     )
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):

@@ -137,7 +137,7 @@ struct gpu_limit { /* of memory, on one card, for the processes of one cgroup */
 };
 
 struct gpu_config {
-    const char *dir, *node, *model, *driver; /* driver: its version */
+    const char *dir, *node, *model, *driver, *nvlinks; /* driver: its version */
     unsigned cards, major, minor_base, ready_fd, priority, depth, generation, mig;
     uint64_t memory, context_bytes;
     double ns_per_iter, unknown_us, copy_gbs, memory_gbs;
@@ -145,6 +145,7 @@ struct gpu_config {
     uint64_t control_ns;              /* what a command takes that the card executes */
     uint64_t stall_ns, stall_each_ns; /* a stall of all cards, and its period; 0: none */
     uint64_t poll_ns;                 /* rings are read without sleep after a command; 0: never */
+    uint32_t links[SIM_MAX_CARDS][SIM_MAX_CARDS], switch_links[SIM_MAX_CARDS];
     bool trace, has_ready_fd, realtime;
 };
 

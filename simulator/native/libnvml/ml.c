@@ -343,16 +343,20 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
     return NVML_SUCCESS;
 }
 
+void ml_pci(unsigned card, nvmlPciInfo_t *pci)
+{
+    *pci = (nvmlPciInfo_t){
+        .bus = 0x10 + card, .pciDeviceId = SIM_PCI_DEVICE, .pciSubSystemId = SIM_PCI_SUBSYSTEM};
+    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
+}
+
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     TRY(ml_check(device));
     if (!pci)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *pci = (nvmlPciInfo_t){.bus = 0x10 + device->info.index,
-                           .pciDeviceId = SIM_PCI_DEVICE,
-                           .pciSubSystemId = SIM_PCI_SUBSYSTEM};
-    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
-    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
+    ml_pci(device->info.index, pci);
     return NVML_SUCCESS;
 }
 

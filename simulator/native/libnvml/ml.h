@@ -35,8 +35,10 @@ nvmlDevice_t ml_instance(nvmlDevice_t card, unsigned index);
 nvmlReturn_t ml_check_work_in(const char *function, nvmlDevice_t device);
 /* Like ml_check, and for neither of both: no utilisation and no limits of cgroups with MIG. */
 nvmlReturn_t ml_check_whole_in(const char *function, nvmlDevice_t device);
-/* Like ml_check, and not for an instance: it has no clocks, power, links of its own. */
 bool ml_option(uint32_t option); /* SIM_OPTION_* */
+/* ml.c: what is at the PCI address of the card with that index. */
+void ml_pci(unsigned card, nvmlPciInfo_t *pci);
+/* Like ml_check, and not for an instance: it has no clocks, power, links of its own. */
 nvmlReturn_t ml_check_card_in(const char *function, nvmlDevice_t device);
 #define ml_check_card(device)  ml_check_card_in(__func__, device)
 #define ml_check_whole(device) ml_check_whole_in(__func__, device)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How cards are connected: by PCI alone. Every NVLink is inactive. Whether cards map each other's
- * memory the device side's --peers says, as for cuDeviceCanAccessPeer().
+ * How cards are connected: by PCI, and by the NVLinks of the device side's --nvlinks. Whether cards
+ * map each other's memory its --peers says, as for cuDeviceCanAccessPeer().
  */
+#include <stddef.h>
 #include <string.h>
 
 #include "ml.h"
@@ -14,6 +15,13 @@ static nvmlReturn_t two(const char *function, nvmlDevice_t one, nvmlDevice_t oth
     return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+/* By links, or both by switches. */
+static bool linked(nvmlDevice_t one, nvmlDevice_t other)
+{
+    return one->info.links[other->info.index] ||
+           (one->info.switch_links && other->info.switch_links);
+}
+
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other,
                                     nvmlGpuP2PCapsIndex_t what, nvmlGpuP2PStatus_t *status)
 {
@@ -22,8 +30,9 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other,
         return NVML_ERROR_INVALID_ARGUMENT;
     bool may = what == NVML_P2P_CAPS_INDEX_READ || what == NVML_P2P_CAPS_INDEX_WRITE ||
                what == NVML_P2P_CAPS_INDEX_PCI;
-    *status = one == other || (may && ml_option(SIM_OPTION_PEERS)) ? NVML_P2P_STATUS_OK
-                                                                   : NVML_P2P_STATUS_NOT_SUPPORTED;
+    bool can = what == NVML_P2P_CAPS_INDEX_NVLINK ? linked(one, other)
+                                                  : may && ml_option(SIM_OPTION_PEERS);
+    *status = one == other || can ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
     return NVML_SUCCESS;
 }
 
@@ -42,18 +51,44 @@ nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t one, nvmlDevice_t other, int *sa
     return NVML_SUCCESS;
 }
 
+/* ---- links: those to card 0, to card 1 ..., then those to switches ---- */
+
+#define TO_SWITCH SIM_MAX_CARDS
+#define INACTIVE  (SIM_MAX_CARDS + 1u)
+
+/* The card at a link's other end, or one of the two above. */
+static unsigned remote_of(nvmlDevice_t device, unsigned int link)
+{
+    for (unsigned card = 0; card < SIM_MAX_CARDS; card++) {
+        if (link < device->info.links[card])
+            return card;
+        link -= device->info.links[card];
+    }
+    return link < device->info.switch_links ? TO_SWITCH : INACTIVE;
+}
+
 static nvmlReturn_t link_in(const char *function, nvmlDevice_t device, unsigned int link,
                             const void *out)
 {
+    _Static_assert(SIM_MAX_LINKS == NVML_NVLINK_MAX_LINKS, "links that NVML does not know");
     TRY(ml_check_card_in(function, device));
     return out && link < NVML_NVLINK_MAX_LINKS ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* Of the other end of an inactive link nothing is known. */
+static nvmlReturn_t remote_in(const char *function, nvmlDevice_t device, unsigned int link,
+                              const void *out, unsigned *remote)
+{
+    TRY(link_in(function, device, link, out));
+    *remote = remote_of(device, link);
+    return *remote == INACTIVE ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
                                       nvmlEnableState_t *active)
 {
     TRY(link_in(__func__, device, link, active));
-    *active = NVML_FEATURE_DISABLED;
+    *active = remote_of(device, link) != INACTIVE ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
     return NVML_SUCCESS;
 }
 
@@ -63,22 +98,51 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int lin
     TRY(link_in(__func__, device, link, result));
     if ((unsigned)capability >= NVML_NVLINK_CAP_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *result = 0;
+    bool has = capability == NVML_NVLINK_CAP_P2P_SUPPORTED || capability == NVML_NVLINK_CAP_VALID;
+    *result = has && remote_of(device, link) != INACTIVE;
     return NVML_SUCCESS;
 }
 
-/* Of the other end of an inactive link nothing is known. */
-#define REMOTE(name, type)                                                                         \
-    nvmlReturn_t name(nvmlDevice_t device, unsigned int link, type *remote)                        \
-    {                                                                                              \
-        TRY(link_in(#name, device, link, remote));                                                 \
-        return NVML_ERROR_NOT_SUPPORTED;                                                           \
-    }
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link,
+                                                 nvmlPciInfo_t *pci)
+{
+    unsigned remote;
+    TRY(remote_in(__func__, device, link, pci, &remote));
+    ml_pci(remote, pci); /* switches have the address behind the last card that there can be */
+    if (remote == TO_SWITCH)
+        pci->pciDeviceId = SIM_PCI_SWITCH;
+    return NVML_SUCCESS;
+}
 
-REMOTE(nvmlDeviceGetNvLinkRemotePciInfo, nvmlPciInfo_t)
-REMOTE(nvmlDeviceGetNvLinkRemotePciInfo_v2, nvmlPciInfo_t)
-REMOTE(nvmlDeviceGetNvLinkRemoteDeviceType, nvmlIntNvLinkDeviceType_t)
-REMOTE(nvmlDeviceGetNvLinkVersion, unsigned int)
+/* An old form: without the long bus id. */
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link,
+                                              nvmlPciInfo_t *pci)
+{
+    nvmlPciInfo_t whole;
+    if (!pci)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, &whole));
+    memcpy(pci, &whole, offsetof(nvmlPciInfo_t, busId));
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link,
+                                                 nvmlIntNvLinkDeviceType_t *type)
+{
+    unsigned remote;
+    TRY(remote_in(__func__, device, link, type, &remote));
+    *type = remote == TO_SWITCH ? NVML_NVLINK_DEVICE_TYPE_SWITCH : NVML_NVLINK_DEVICE_TYPE_GPU;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link,
+                                        unsigned int *version)
+{
+    unsigned remote;
+    TRY(remote_in(__func__, device, link, version, &remote));
+    *version = NVML_NVLINK_VERSION_4_0; /* of an H200 */
+    return NVML_SUCCESS;
+}
 
 /* ---- fabric, confidential computing: none ---- */
 

@@ -12,6 +12,7 @@
 
 #define SIM_CUDA_VERSION  13000      /* what cuDriverGetVersion says */
 #define SIM_PCI_DEVICE    0x233510de /* device and vendor: an H200 */
+#define SIM_PCI_SWITCH    0x22a310de /* an NVSwitch */
 #define SIM_PCI_SUBSYSTEM 0x18be10de
 
 /* One line on stderr if QGPU_SIM_DEBUG is set (to anything but 0): what a program asked for and did

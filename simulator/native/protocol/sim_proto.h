@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC     0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION   4u
+#define SIM_VERSION   5u
 #define SIM_SOCK      "sim.sock"
 #define SIM_TRACE     "trace.bin"
 #define SIM_CONTROL   "control" /* st_dev and st_ino of the control device, or "none" */
@@ -185,13 +185,17 @@ struct sim_node {
     char dir[160];
 };
 
+#define SIM_MAX_LINKS 18u /* NVLinks of a card, as NVML_NVLINK_MAX_LINKS */
+
 struct sim_card_info {
     struct sim_rep rep;
     uint32_t index, minor;
     uint64_t mem_total, mem_used;
     char uuid[SIM_UUID_LEN];
     char name[96];
-    char path[192]; /* device node; a process that may open(2) it sees the card */
+    char path[192];                /* device node; a process that may open(2) it sees the card */
+    uint32_t links[SIM_MAX_CARDS]; /* NVLinks to each card */
+    uint32_t switch_links, reserved;
 };
 
 /* of a card; as many contexts as there can be, so no list is ever cut */

@@ -48,6 +48,8 @@ static const char usage[] =
     "  --client-per-context  libcuda makes a client and device objects for each context, not for "
     "the process\n"
     "  --peers            cards say that they may access each other's memory\n"
+    "  --nvlinks LIST     NVLinks as '0-1:4,2-switch:18': four between cards 0 and 1, 18 of card 2 "
+    "to switches (none)\n"
     "  --mig N            the cards are MIG instances, each N of them of one card\n"
     "  --control-log FILE one line per call of the control device\n"
     "  --fault COMMAND    as through sim.sock, for processes to come: 'delay call=cuMemAlloc "
@@ -123,6 +125,7 @@ enum option_id {
     O_CLIENTS,
     O_MIG,
     O_PEERS,
+    O_NVLINKS,
     O_POLL,
     O_VERSION
 };
@@ -160,6 +163,7 @@ static const struct option options[] = {{"dir", 1, NULL, O_DIR},
                                         {"client-per-context", 0, NULL, O_CLIENTS},
                                         {"mig", 1, NULL, O_MIG},
                                         {"peers", 0, NULL, O_PEERS},
+                                        {"nvlinks", 1, NULL, O_NVLINKS},
                                         {"priority", 1, NULL, O_PRIORITY},
                                         {"poll-us", 1, NULL, O_POLL},
                                         {"ready-fd", 1, NULL, O_READY},
@@ -193,9 +197,33 @@ static enum model_preempt preemption(const char *arg)
     exit(2);
 }
 
+/* Where an option that is kept as it is goes; NULL for another option. */
+static const char **text_of(struct gpu_config *config, int option)
+{
+    switch (option) {
+    case O_DIR:
+        return &config->dir;
+    case O_NODE:
+        return &config->node;
+    case O_MODEL:
+        return &config->model;
+    case O_DRIVER:
+        return &config->driver;
+    case O_NVLINKS:
+        return &config->nvlinks;
+    default:
+        return NULL;
+    }
+}
+
 static void set_option(struct gpu *gpu, int option, const char *name, const char *arg)
 {
     struct gpu_config *config = &gpu->config;
+    const char **text = text_of(config, option);
+    if (text) {
+        *text = arg;
+        return;
+    }
     switch (option) {
     case O_END:
         config->params.run_to_end = true;
@@ -212,9 +240,6 @@ static void set_option(struct gpu *gpu, int option, const char *name, const char
         break;
     case O_GENERATION:
         config->generation = generation(name, arg);
-        break;
-    case O_DRIVER:
-        config->driver = arg;
         break;
     case O_PREEMPT:
         config->params.preempt = preemption(arg);
@@ -248,17 +273,8 @@ static void set_option(struct gpu *gpu, int option, const char *name, const char
     case O_FAULT:
         command(gpu, arg);
         break;
-    case O_DIR:
-        config->dir = arg;
-        break;
-    case O_NODE:
-        config->node = arg;
-        break;
     case O_CARDS:
         config->cards = whole(name, arg, 1, SIM_MAX_CARDS);
-        break;
-    case O_MODEL:
-        config->model = arg;
         break;
     case O_MEMORY:
         config->memory = (uint64_t)whole(name, arg, 1, 1u << 24) << 20;
@@ -361,10 +377,13 @@ void gpu_parse(struct gpu *gpu, int argc, char **argv)
         fputs("qgpu-simgpu: --cards must be a multiple of --mig\n", stderr);
         exit(2);
     }
-    if (config->mig && gpu->page.options & SIM_OPTION_PEERS) {
-        fputs("qgpu-simgpu: MIG instances have no --peers\n", stderr);
+    if (config->mig && (config->nvlinks || gpu->page.options & SIM_OPTION_PEERS)) {
+        fprintf(stderr, "qgpu-simgpu: MIG instances have no --%s\n",
+                config->nvlinks ? "nvlinks" : "peers");
         exit(2);
     }
+    if (config->nvlinks && !gpu_links_read(config, config->nvlinks))
+        exit(2);
     if (config->context_bytes >= config->memory) {
         fputs("qgpu-simgpu: --context-mib must be smaller than --memory\n", stderr);
         exit(2);

@@ -85,6 +85,8 @@ static void answer_card(struct gpu_conn *conn, struct gpu_card *card)
     snprintf(info.uuid, sizeof info.uuid, "%s", card->uuid);
     snprintf(info.name, sizeof info.name, "%s", conn->gpu->config.model);
     snprintf(info.path, sizeof info.path, "%s", card->path);
+    memcpy(info.links, conn->gpu->config.links[card->index], sizeof info.links);
+    info.switch_links = conn->gpu->config.switch_links[card->index];
     answer(conn, &info, sizeof info, CUDA_SUCCESS, NULL, 0);
 }
 

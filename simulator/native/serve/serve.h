@@ -11,6 +11,9 @@
 /* gpu_options.c */
 void gpu_parse(struct gpu *gpu, int argc, char **argv);
 
+/* gpu_links.c: reads --nvlinks; complains to stderr */
+bool gpu_links_read(struct gpu_config *config, const char *text);
+
 /* gpu_conn.c */
 void gpu_accept(struct gpu *gpu);
 void gpu_conn_readable(struct gpu_conn *conn);

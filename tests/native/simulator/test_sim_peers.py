@@ -44,7 +44,8 @@ def test_peers(tmp_path: Path, peers: bool) -> None:
 def test_mig_instances_are_no_peers(tmp_path: Path) -> None:
     """Of a real card neither."""
     argv = [BUILD / "bin/qgpu-simgpu", "--dir", tmp_path, "--node", "t1", "--cards", "2"]
-    done = subprocess.run(
-        [*argv, "--mig", "2", "--peers"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (2, "qgpu-simgpu: MIG instances have no --peers\n")
+    for option, value in (("--peers", []), ("--nvlinks", ["0-1:4"])):
+        words = [*argv, "--mig", "2", option, *value]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        said = f"qgpu-simgpu: MIG instances have no {option}\n"
+        assert (done.returncode, done.stderr) == (2, said)
