@@ -47,7 +47,7 @@ class GresGroup:
     """Nodes with equal lines in gres.conf and slurm.conf.
 
     `mem` is a Slurm count with its unit. `files` is the bracket list of whole cards, None for MIG
-    instances. `cores`: Cores= of each card, if known.
+    instances. `cores` and `links`: Cores= and Links= of each card, if known.
     """
 
     names: str
@@ -57,13 +57,30 @@ class GresGroup:
     counts: dict[str, int]
     mem: str
     cores: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+    @property
+    def near(self) -> list[str]:
+        """What each card's line says of cores and links: a leading blank and the words, or
+        nothing.
+        """
+        return [
+            "".join(
+                f" {key}={values[n]}"
+                for key, values in (("Cores", self.cores), ("Links", self.links))
+                if values
+            )
+            for n in range(len(self.cards))
+        ]
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """File and Cores= of each line of whole cards; one line if the cores are not known."""
-        if not self.cores:
+        """File of each line of whole cards, and what it says of cores and links; one line for all
+        if nothing is known of them.
+        """
+        if not any(self.near):
             return [(self.files or "", "")]
-        return [(path, cores) for (path, *_), cores in zip(self.cards, self.cores, strict=True)]
+        return [(path, near) for (path, *_), near in zip(self.cards, self.near, strict=True)]
 
     @property
     def gres(self) -> str:
@@ -81,8 +98,9 @@ def _group(config: Config, group: NodeGroup, names: str, node: str) -> GresGroup
     }
     mem = format_mib(config.models[group.model].usable * group.count)
     files = None if group.files is None else for_node(group.files, node)
-    cores = tuple(group.cores or ())
-    return GresGroup(names, group.model, files, tuple(group.card_files(node)), counts, mem, cores)
+    cards = tuple(group.card_files(node))
+    cores, links = tuple(group.cores or ()), tuple(group.links or ())
+    return GresGroup(names, group.model, files, cards, counts, mem, cores, links)
 
 
 def gres_groups(config: Config) -> list[GresGroup]:

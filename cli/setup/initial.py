@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from slurm_plugin.site.nodes import NodeLine, node_line, node_lines
 
 F = TypeVar("F", bound=Callable[..., Any])
 CLASSES = ("online", "offline")
+NAMED = ("NodeName", "Name")  # lines of gres.conf that may say AutoDetect=
 LARGE = 32 * 1024  # MiB: from here on 2 GiB are kept back for contexts
 
 
@@ -46,6 +47,16 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What NVML says of this machine: cards by their minor numbers, and in this order Links= of
+    gres.conf of each; none where no link leads from card to card.
+    """
+
+    cards: tuple[CardInfo, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Group:
     """Nodes that are alike."""
 
@@ -54,6 +65,7 @@ class Group:
     count: int
     files: str
     cores: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
 
 
 def options(command: F) -> F:
@@ -73,7 +85,7 @@ def write(here: Here, path: str, dry: bool, given: Given) -> None:
     real = here.real(path)
     if not dry and (real.exists() or real.is_symlink()):
         raise click.ClickException(f"{path} is there already; edit it, or move it away first")
-    text = first_text(here, given, seen_cards())
+    text = first_text(here, given, seen())
     if dry:
         click.echo(text, nl=False)
         return
@@ -87,15 +99,27 @@ def put(place: Folder, name: str, text: str) -> None:
     place.put(Fragment(name, text, 0o644), replace_edited=False)
 
 
-def seen_cards() -> tuple[CardInfo, ...]:
-    """Cards of this machine; none where no driver answers."""
+def seen() -> Seen:
+    """Cards and links of this machine; none where no driver answers."""
     try:
         nvml = PynvmlNvml()
-        cards = nvml.cards()
+        cards = tuple(sorted(nvml.cards(), key=lambda card: card.minor))
+        found = Seen(cards, _links(nvml, cards))
         nvml.close()
     except NvmlError:
+        return Seen()
+    return found
+
+
+def _links(nvml: PynvmlNvml, cards: Sequence[CardInfo]) -> tuple[str, ...]:
+    if any(card.instance for card in cards):
+        return ()  # MIG instances have none
+    try:
+        rows = nvml.links([card.uuid for card in cards])
+    except NvmlError:
         return ()
-    return cards
+    linked = any(number > 0 for row in rows for number in row)
+    return tuple(",".join(map(str, row)) for row in rows) if linked else ()
 
 
 def model_name(product: str) -> str:
@@ -106,14 +130,14 @@ def model_name(product: str) -> str:
     return words[:40] if words[:1].isalpha() else f"gpu_{words[:36]}".rstrip("_")
 
 
-def first_text(here: Here, given: Given, cards: tuple[CardInfo, ...]) -> str:
+def first_text(here: Here, given: Given, seen: Seen) -> str:
     """The file's text. Raises click.ClickException."""
     conf = parse(here.places.slurm_conf, here.disk)
     version = re.search(r"\b([0-9]{2}\.[0-9]{2})\b", here.version)
     if version is None:
         raise click.ClickException("no program of Slurm says its version here: install Slurm first")
-    groups = _groups(here, conf, given, cards)
-    memory = _memory(given, cards)
+    groups = _groups(here, conf, given, seen if _detected(here) else replace(seen, links=()))
+    memory = _memory(given, seen.cards)
     text = _template().render(
         cluster=_cluster(conf),
         version=version[1],
@@ -127,6 +151,14 @@ def first_text(here: Here, given: Given, cards: tuple[CardInfo, ...]) -> str:
     except ConfigError as error:
         raise click.ClickException(f"no qgpu.yaml can be made of it: {error}") from None
     return text
+
+
+def _detected(here: Here) -> bool:
+    """Whether Slurm found links by itself: of its ways of detection, nvml alone does."""
+    conf = parse(here.places.main("gres.conf"), here.disk)
+    lines = [entry.words.get("autodetect") for key in NAMED for entry in conf.lines(key)]
+    found = [conf.get("AutoDetect"), *lines]
+    return any(value is not None and value.value.lower() == "nvml" for value in found)
 
 
 def _template() -> jinja2.Template:
@@ -183,27 +215,21 @@ def _gpus(line: NodeLine) -> tuple[str, int] | None:
     return found[0] if len(found) == 1 else None
 
 
-def _groups(here: Here, conf: Conf, given: Given, cards: tuple[CardInfo, ...]) -> list[Group]:
-    names = {card.name for card in cards}
+def _groups(here: Here, conf: Conf, given: Given, seen: Seen) -> list[Group]:
+    names = {card.name for card in seen.cards}
     if len(names) > 1:
         raise click.ClickException(
             f"this node has cards of {len(names)} models, {' and '.join(sorted(names))}; a node in"
             " qgpu.yaml has one"
         )
     model = given.model or (model_name(names.pop()) if names else "")
-    count = given.cards or len(cards)
-    minors = sorted(card.minor for card in cards) if len(cards) == count else list(range(count))
+    count = given.cards or len(seen.cards)
     if given.nodes is not None:
-        return [_group(given.nodes, model, count, minors)]
+        return [_group(given.nodes, model, count, seen)]
     told = [(line, gpus) for line in node_lines(conf)[0] if (gpus := _gpus(line))]
     if told:
         return [
-            _group(
-                line.entry.head.value,
-                given.model or kind or model,
-                n,
-                minors if n == count else list(range(n)),
-            )
+            _group(line.entry.head.value, given.model or kind or model, n, seen)
             for line, (kind, n) in told
         ]
     own = node_line(conf, here.name)
@@ -212,10 +238,10 @@ def _groups(here: Here, conf: Conf, given: Given, cards: tuple[CardInfo, ...]) -
             f"{here.places.slurm_conf} names no node with cards, and not this host; say which, for"
             ' example --nodes "n[1-2]" --cards 2 --model h200 --memory 80GiB'
         )
-    return [_group(own.entry.head.value, model, count, minors)]
+    return [_group(own.entry.head.value, model, count, seen)]
 
 
-def _group(names: str, model: str, count: int, minors: list[int]) -> Group:
+def _group(names: str, model: str, count: int, seen: Seen) -> Group:
     if not model:
         raise click.ClickException(
             "the model of the cards is not known here; say --model, for example --model h200"
@@ -224,4 +250,7 @@ def _group(names: str, model: str, count: int, minors: list[int]) -> Group:
         raise click.ClickException(
             "the number of cards is not known here; say --cards, for example --cards 2"
         )
-    return Group(names, model, count, device_files(minors), tuple(cores_of_cards(minors) or ()))
+    alike = len(seen.cards) == count
+    minors = [card.minor for card in seen.cards] if alike else list(range(count))
+    cores = tuple(cores_of_cards(minors) or ())
+    return Group(names, model, count, device_files(minors), cores, seen.links if alike else ())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from enforcer.nvml.nvlink import count_links
 from enforcer.nvml.port import (
     CardInfo,
     CardLoad,
@@ -227,6 +228,11 @@ class PynvmlNvml:
     def driver_version(self) -> str:
         """The driver's version, such as 580.65.06."""
         return _text(self._nvml.nvmlSystemGetDriverVersion())
+
+    @_translate
+    def links(self, uuids: Sequence[str]) -> list[list[int]]:
+        """NVLinks of each of these cards to each of them, -1 to itself."""
+        return count_links(self._nvml, [self._handle(uuid) for uuid in uuids])
 
     @_translate
     def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from gres.config.hostlist import expand
+
+# files per MIG instance: card, capability of GPU instance and of compute instance
+INSTANCE_FILES = 3
 MINORS_FILE = "/proc/driver/nvidia-caps/mig-minors"
 CAPS = "/dev/nvidia-caps/nvidia-cap"
 
@@ -112,3 +116,19 @@ def files_of(
     """An entry of `nodes[].instances` in qgpu.yaml. Raises MigError."""
     gi, ci = caps_of(minors, place)
     return f"{device}{place.minor},{caps}{gi},{caps}{ci}"
+
+
+def check_instances(instances: Iterable[str]) -> None:
+    """Check `nodes[].instances` of qgpu.yaml. Raises ValueError with a sentence."""
+    seen: set[tuple[str, ...]] = set()
+    for entry in instances:
+        paths = tuple(expand(entry))
+        if len(paths) != INSTANCE_FILES or not all(path.startswith("/") for path in paths):
+            raise ValueError(
+                f"instances has '{entry}', which are not three absolute paths; write for example"
+                " /dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22], as qgpu card instances prints"
+                " them"
+            )
+        if paths in seen:
+            raise ValueError(f"instances has '{entry}' twice")
+        seen.add(paths)

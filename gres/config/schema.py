@@ -19,6 +19,8 @@ from pydantic import (
 )
 
 from gres.config.hostlist import core_list, expand
+from gres.config.links import check_links
+from gres.config.mig import check_instances
 from gres.paths import PATHS
 from gres.units import Duration, parse_duration, parse_mib
 
@@ -33,8 +35,6 @@ Switch = Literal["auto", "on", "off"]
 HardwareMethod = Literal["auto", "schedule", "disable", "timeslice"]
 HardwareActor = Literal["auto", "arbiter", "shim"]
 CLASSES: tuple[JobClass, ...] = ("online", "offline")
-# files per MIG instance: card, capability of GPU instance and of compute instance
-INSTANCE_FILES = 3
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
@@ -280,7 +280,7 @@ class NodeGroup(Section):
 
     `files` has one file per card. For MIG instances, `instances` has one list per instance: the
     files of card, GPU instance and compute instance. `cores` has Slurm's core numbers near each
-    card, for gres.conf. `injection` overrides the cluster's.
+    card and `links` its links to each card, for gres.conf. `injection` overrides the cluster's.
     """
 
     names: str
@@ -289,6 +289,7 @@ class NodeGroup(Section):
     files: AbsPath | None = None
     instances: list[AbsPath] | None = Field(default=None, min_length=1)
     cores: list[Cores] | None = Field(default=None, min_length=1)
+    links: list[str] | None = Field(default=None, min_length=1)
     injection: Injection | None = None
 
     def card_files(self, node: str) -> list[tuple[str, ...]]:
@@ -316,25 +317,15 @@ class NodeGroup(Section):
                 f"cores has {len(self.cores)} entries, but count is {self.count}; write one per"
                 " card"
             )
-        self._check_instances()
+        check_instances(self.instances or ())
+        if self.links is not None and self.instances is not None:
+            raise ValueError("links is given, but MIG instances have none; leave it out")
+        if self.links is not None:
+            check_links(self.links, self.count)
         for name in expand(self.names):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", name):
                 raise ValueError(f"'{name}' is not a node name")
         return self
-
-    def _check_instances(self) -> None:
-        seen: set[tuple[str, ...]] = set()
-        for entry in self.instances or ():
-            paths = tuple(expand(entry))
-            if len(paths) != INSTANCE_FILES or not all(path.startswith("/") for path in paths):
-                raise ValueError(
-                    f"instances has '{entry}', which are not three absolute paths; write for"
-                    " example /dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22], as qgpu card"
-                    " instances prints them"
-                )
-            if paths in seen:
-                raise ValueError(f"instances has '{entry}' twice")
-            seen.add(paths)
 
 
 class Limits(Section):

@@ -119,10 +119,14 @@ def _foreign(config: Config, site: Site, nodes: list[str]) -> Iterator[Differenc
 
 
 def _cores(config: Config, site: Site, nodes: list[str]) -> Iterator[Difference]:
-    """AutoDetect told Slurm which cores are near a card; for cards of qgpu.yaml it is off."""
+    """AutoDetect told Slurm which cores are near a card, and of links; for cards of qgpu.yaml it is
+    off.
+    """
     auto = _auto(site)
     unknown = [
-        g for g in config.nodes if not g.cores and any(name in nodes for name in names_in(g.names))
+        g
+        for g in config.nodes
+        if not (g.cores or g.links) and any(name in nodes for name in names_in(g.names))
     ]
     if auto is None or not unknown:
         return
@@ -133,10 +137,10 @@ def _cores(config: Config, site: Site, nodes: list[str]) -> Iterator[Difference]
         f"{auto.key}={auto.value}",
         f"cores of {unknown[0].names} in qgpu.yaml",
         "run",
-        "qgpu setup --init --dry-run    (on one of these nodes; take its line cores: into"
-        " qgpu.yaml)",
+        "qgpu setup --init --dry-run    (on one of these nodes; take its lines cores: and links:,"
+        " where it has them, into qgpu.yaml)",
         "AutoDetect is off for the cards of qgpu.yaml, so Slurm does not know which cores are near"
-        " them",
+        " them, and which cards have links",
         "",
         "warn",
     )

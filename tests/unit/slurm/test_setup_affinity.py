@@ -1,5 +1,5 @@
 """Cores near a card: from the kernel's processors and the driver's bus addresses to Slurm's core
-numbers.
+numbers. Cores and links in gres.conf.
 """
 
 from __future__ import annotations
@@ -101,3 +101,49 @@ def test_cores_come_into_gres_conf() -> None:
 def test_cores_that_are_none_are_refused(cores: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
         parse_config(YAML.format(more=f", cores: {cores}"))
+
+
+def gpu_lines(more: str) -> list[str]:
+    lines = render("gres.conf", parse_config(YAML.format(more=more))).splitlines()
+    assert not any("Links=" in line for line in lines if "Name=gpu" not in line)
+    return [line.partition(" Type=h200 ")[2] for line in lines if "Name=gpu" in line]
+
+
+def test_links_come_into_gres_conf_at_the_cards_alone() -> None:
+    assert gpu_lines("") == ["File=/dev/nvidia[0-1]"]
+    assert gpu_lines(', links: ["-1,4", "4,-1"]') == [
+        "File=/dev/nvidia0 Links=-1,4",
+        "File=/dev/nvidia1 Links=4,-1",
+    ]
+    assert gpu_lines(', links: ["-1,4", "4,-1"], cores: ["0-1", "2-3"]') == [
+        "File=/dev/nvidia0 Cores=0-1 Links=-1,4",
+        "File=/dev/nvidia1 Cores=2-3 Links=4,-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("links", "says"),
+    [
+        ('["-1,4"]', "links has 1 entries, but count is 2"),
+        ('["-1,4", "4"]', "links has '4', which is not one number of links to each of the 2"),
+        ('["-1,4", "4,-1,0"]', "which is not one number"),
+        ('["-1,4", "4,-2"]', "which is not one number"),
+        ('["-1,4", "4,x"]', 'write for example "-1,4" for the first card'),
+        ('["-1,4", "4,1;reboot"]', "which is not one number"),
+        ('["-1,4", "-1,4"]', "links has '-1,4' for card 1: -1 stands for the card itself"),
+        ('["-1,-1", "4,-1"]', "links has '-1,-1' for card 0"),
+        ('["0,4", "4,-1"]', "links has '0,4' for card 0"),
+    ],
+)
+def test_links_that_are_none_are_refused(links: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_config(YAML.format(more=f", links: {links}"))
+
+
+def test_instances_have_no_links() -> None:
+    caps = "/dev/nvidia0,/dev/nvidia-caps/nvidia-cap"
+    text = YAML.format(more=', links: ["-1,4", "4,-1"]').replace(
+        'files: "/dev/nvidia[0-1]"', f'instances: ["{caps}[21-22]", "{caps}[30-31]"]'
+    )
+    with pytest.raises(ConfigError, match="links is given, but MIG instances have none"):
+        parse_config(text.replace("cluster: c", "cluster: c\nslurm: {version: '24.11'}"))

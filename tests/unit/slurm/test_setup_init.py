@@ -50,7 +50,7 @@ def test_a_first_qgpu_yaml_is_made_of_what_is_seen(
     words: list[str],
     group: tuple[Any, ...],
 ) -> None:
-    monkeypatch.setattr(initial, "seen_cards", lambda: seen)
+    monkeypatch.setattr(initial, "seen", lambda: initial.Seen(seen))
     monkeypatch.setattr(
         "cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5")
     )
@@ -89,7 +89,7 @@ def placing_said(text: str) -> Any:
 def test_what_cannot_be_known_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: Any, words: list[str], says: str
 ) -> None:
-    monkeypatch.setattr(initial, "seen_cards", lambda: seen)
+    monkeypatch.setattr(initial, "seen", lambda: initial.Seen(seen))
     monkeypatch.setattr(
         "cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5")
     )
@@ -105,7 +105,7 @@ def test_what_cannot_be_known_is_asked_for(
 def test_names_that_yaml_would_take_for_something_else_stay_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(initial, "seen_cards", lambda: ())
+    monkeypatch.setattr(initial, "seen", initial.Seen)
     monkeypatch.setattr(
         "cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5")
     )
@@ -117,3 +117,33 @@ def test_names_that_yaml_would_take_for_something_else_stay_names(
     assert done.exit_code == 0, done.output
     config = load_config(yaml)
     assert (config.cluster, list(config.models), config.nodes[0].model) == (name, [name], name)
+
+
+@pytest.mark.parametrize(
+    ("gres", "kept"),
+    [
+        ("AutoDetect=nvml\n", True),
+        ("NodeName=n[1-2] AutoDetect=NVML\n", True),
+        ("NodeName=n1 Name=gpu AutoDetect=nvml\n", True),
+        ("Name=gpu AutoDetect=nvml\n", True),
+        ("AutoDetect=nvidia\n", False),
+        ("AutoDetect=off\nName=gpu File=/dev/nvidia[0-1]\n", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("count", [2, 3])
+def test_links_are_kept_where_slurm_had_found_them_and_nodes_are_as_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gres: str, kept: bool, count: int
+) -> None:
+    links = ("-1,4", "4,-1")
+    monkeypatch.setattr(initial, "seen", lambda: initial.Seen(cards(2), links))
+    monkeypatch.setattr(
+        "cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5")
+    )
+    root = tree(tmp_path, STOCK.replace("CPUs=8", f"CPUs=8 Gres=gpu:h200:{count}"))
+    (root / "etc/slurm/gres.conf").write_text(gres)
+    yaml = root / "etc/qgpu/qgpu.yaml"
+    yaml.unlink()
+    assert setup(root, "--init").exit_code == 0
+    found = load_config(yaml).nodes[0]
+    assert found.links == (list(links) if kept and count == 2 else None)

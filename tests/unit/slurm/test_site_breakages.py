@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_site_differences import GRES, GRES3, E, Files, config, installed, seen
+from test_site_differences import GRES, GRES3, YAML, E, Files, config, installed, seen
+
+from gres.config.site import parse_config
 
 
 def swap(name: str, old: str, new: str) -> Callable[[Files], None]:
@@ -118,7 +120,7 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     ),
     (put("gres.conf", "NodeName=n[1-4] Name=gpu File=/dev/nvidia0\n"), "Name", "replace", "twice"),
     (put("gres.conf", "NodeName=n1 AutoDetect=nvml\n"), "NodeName", "remove", "twice"),
-    (put("gres.conf", "AutoDetect=nvml\n"), "cores", "run", "near them"),
+    (put("gres.conf", "AutoDetect=nvml\n"), "cores", "run", "links:, where"),
     (drop("job_submit.lua"), "job_submit.lua", "run", "ln -s"),
     (swap("job_submit.lua", "qgpu.submit(", "slurm.x("), "job_submit.lua", "add", "qgpu.submit"),
     (
@@ -210,3 +212,14 @@ def test_each_breakage_is_found_with_what_to_do(
         for d in [*found, *stack]
     ), texts
     assert len(found) <= 3, texts
+
+
+def test_cores_or_links_in_qgpu_yaml_answer_the_word_about_them() -> None:
+    for more in ("", ', cores: ["0-1", "2-3"]', ', links: ["-1,4", "4,-1"]'):
+        text = YAML.format(version="24.11", more="")
+        assert 'files: "/dev/nvidia[0-1]"' in text
+        cfg = parse_config(text.replace('/dev/nvidia[0-1]"', f'/dev/nvidia[0-1]"{more}'))
+        files = installed(cfg)
+        put("gres.conf", "AutoDetect=nvml\n")(files)
+        (asked,) = [d.needed for d in seen(files, cfg) if d.key == "cores"]
+        assert asked == f"cores of {'n3' if more else 'n[1-2]'} in qgpu.yaml"
