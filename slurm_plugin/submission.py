@@ -23,7 +23,8 @@ from slurm_plugin.render import render
 
 # The modules beside this file: each host has them, of this release, even without qgpu-controller.
 LUA_DIR = Path(__file__).with_name("lua")
-_SLURM = b"slurm = { GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }"
+_BIND = 1 << 4  # Slurm's GRES_ENFORCE_BIND, the same in all versions
+_SLURM = b"slurm = { GRES_ONE_TASK_PER_SHARING = 2 ^ 38, GRES_ENFORCE_BIND = %d }" % _BIND
 # --exclusive, --exclusive=user ... in a submission
 Exclusive = Literal["node", "user", "mcs", "topo"]
 _SHARED: dict[Exclusive, int] = {"node": 0, "user": 2, "mcs": 3, "topo": 4}
@@ -60,7 +61,8 @@ class Submission:
     """Fields of a job submission under Slurm's names; None if not given.
 
     `qgpu_mem` and `cards` are options of the SPANK plugin as written; `nodes` and the two numbers
-    of tasks are the job's shape. `extra` counts only if this Slurm has it (23.02).
+    of tasks are the job's shape. `extra` counts only if this Slurm has it (23.02), of `gres_flags`
+    only enforce-binding.
     """
 
     gres: str | None = None
@@ -76,6 +78,7 @@ class Submission:
     tres_bind: str | None = None
     tres_freq: str | None = None
     exclusive: Exclusive | None = None
+    gres_flags: str | None = None
     qgpu_mem: str | None = None
     cards: str | None = None
     nodes: int | None = None
@@ -156,6 +159,7 @@ class JobSubmit:
         values = {
             **{name: getattr(job, name) for name in _TEXTS},
             **numbers,
+            "bitflags": _BIND if "enforce-binding" in (job.gres_flags or "").split(",") else 0,
             "shared": None if job.exclusive is None else _SHARED[job.exclusive],
         }
         for name, value in values.items():

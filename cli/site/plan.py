@@ -186,6 +186,7 @@ def _check_length(option: str, value: str | None, example: str) -> None:
     type=click.Choice(get_args(Exclusive)),
     help="As the option of sbatch; alone it means the node.",
 )
+@click.option("--gres-flags", default=None, help="As the option of sbatch.")
 @click.option("--comment", default=None, help="The job's own comment.")
 @click.option(
     "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG"
@@ -202,6 +203,7 @@ def plan(
     qos: str | None,
     partition: str | None,
     exclusive: Exclusive | None,
+    gres_flags: str | None,
     comment: str | None,
     config_path: str,
     as_json: bool,
@@ -225,6 +227,7 @@ def plan(
             qos=qos,
             partition=partition,
             exclusive=exclusive,
+            gres_flags=gres_flags,
             comment=comment,
             tres_per_task=tres_per_task,
             qgpu_mem=qgpu_mem,

@@ -73,6 +73,11 @@ MESSAGES: dict[str, str] = {
         " others, and no more than {token} would be booked; leave it out, or write --gres=gpu:1"
         " --exclusive for the whole node."
     ),
+    "bound": (
+        "--gres-flags=enforce-binding is refused together with {token}: without --ntasks-per-node"
+        " Slurm would book all cores near the card; leave it out, or write for example"
+        " --gres=qgpu:{example} --ntasks-per-node=1 --cpus-per-task=4."
+    ),
     "whole_many": (
         "{token} is refused: where cards are shared this version of Slurm can give one whole card"
         " per node and only by --gres; write --gres=gpu:1, or add --exclusive, or use a partition"

@@ -39,6 +39,9 @@ class Tables:
     # ends, and may give it away whole. There a whole card is booked as its hundred shards.
     whole_by_shard: bool = False
     assoc_qos: bool = False  # slurmctld tells Lua the QOS of an association
+    # enforce-binding alone books all cores near a card (seen on 24.11 and 26.05, not on 22.05);
+    # with multi_card each share has its number of tasks per node
+    books_cores: bool = False
     multi_card: bool = False  # shares are requested per task, one task per card (qgpu_cards.lua)
 
     @property
@@ -83,5 +86,6 @@ def tables_of(config: Config) -> Tables:
         partitions=() if "*" in managed else tuple(sorted(set(managed))),
         whole_by_shard=config.slurm.version < "23.11.5",
         assoc_qos=config.slurm.version >= "24.11",
+        books_cores=config.slurm.version >= "24.11" and not config.slurm.multi_card,
         multi_card=config.slurm.multi_card,
     )

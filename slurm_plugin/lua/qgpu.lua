@@ -283,6 +283,13 @@ local function check_company(job, token, t)
     end
 end
 
+-- `--gres-flags=enforce-binding`, where it would book all cores near the card.
+local function check_bound(job, token, t)
+    if job.bound then
+        refuse(t, "bound", token)
+    end
+end
+
 local function decide_share(job, entries, share, t)
     local token = share.entry.text
     if share.percent > t.max_share then
@@ -293,6 +300,7 @@ local function decide_share(job, entries, share, t)
     if job.exclusive then
         refuse(t, "exclusive", token)
     end
+    check_bound(job, token, t)
     check_options(job, token, t)
     local usable = share.model and t.models[share.model].usable or t.smallest
     if not mem then
@@ -474,7 +482,8 @@ local function decide(job, t)
 end
 
 -- Decide a submission: a table of strings under Slurm's names, `exclusive` a boolean, `only_for`
--- the word of `--exclusive=user` and the like. Returns the fields to write {gres, comment, extra},
+-- the word of `--exclusive=user` and the like, `bound` whether gres binding would book all cores
+-- near the card. Returns the fields to write {gres, comment, extra},
 -- nil if unchanged, and their meaning: `tag`, `model`, the `shards` booked on a card, the number of
 -- whole `cards` per node. Or nil and the refusal {key, text}.
 function M.decide(job, t)

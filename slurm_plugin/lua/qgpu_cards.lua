@@ -189,11 +189,19 @@ function M.check_update(job_rec, q, t)
 end
 
 -- Lua 5.1 has no bit operators.
+local function has_flag(flags, flag)
+    return math.floor((flags or 0) / flag) % 2 == 1
+end
+
 function M.with_flag(flags, flag)
-    if math.floor((flags or 0) / flag) % 2 == 1 then
-        return flags
-    end
-    return (flags or 0) + flag
+    return has_flag(flags, flag) and flags or (flags or 0) + flag
+end
+
+-- `--gres-flags=enforce-binding` where slurmctld would book all cores near the card: it knows no
+-- number of tasks for the node (seen live on 24.11 and 26.05).
+function M.books_cores(job_desc)
+    return has_flag(job_desc.bitflags, slurm.GRES_ENFORCE_BIND)
+        and job_desc.num_tasks ~= 1 and not given(job_desc.ntasks_per_node, NO_VAL16)
 end
 
 return M

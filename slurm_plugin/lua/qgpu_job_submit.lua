@@ -99,6 +99,7 @@ local function read_submission(job_desc, part_list, t)
         partition = job_desc.partition,
         exclusive = job_desc.shared == JOB_SHARED_NONE,
         only_for = only_for(job_desc),
+        bound = t.books_cores and cards.books_cores(job_desc),
     }
     if not given(job.partition) and #t.partitions > 0 then
         job.partition = default_partition(part_list)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gres.config.site import Config
+from gres.request.tables import tables_of
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.difference import Difference, removed, replaced
 from slurm_plugin.site.found import Site
@@ -34,6 +35,10 @@ def _items(site: Site, key: str) -> tuple[Value | None, set[str]]:
 
 def _select(config: Config, site: Site) -> Iterator[Difference]:
     value, words = _items(site, "SelectTypeParameters")
+    if value and "enforce_binding_gres" in words and tables_of(config).books_cores:
+        why = "shares without --ntasks-per-node would book all cores near a card, and are refused"
+        needed = "the key without ENFORCE_BINDING_GRES"
+        yield _drop(value, ("ENFORCE_BINDING_GRES",), needed, why, "all", "fail")
     if value and "multiple_sharing_gres_pj" in words and not config.slurm.multi_card:
         why = "slurmctld would split a share over two cards, which the node refuses"
         needed = (

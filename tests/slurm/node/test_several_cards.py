@@ -61,8 +61,10 @@ def _on(live: Live, job: int) -> dict[int, int]:
 
 def test_two_cards_in_equal_parts(several: Live) -> None:
     script = 'echo cards $CUDA_VISIBLE_DEVICES; srun -n2 sh -c "echo task $SLURM_NTASKS"; sleep 600'
-    job = several.submit(script, "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2")
+    bound = ("--qgpu-cards=2", "--gres-flags=enforce-binding")
+    job = several.submit(script, "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", *bound)
     several.wait_state(job, "RUNNING")
+    assert " NumCPUs=2 " in several.ask("scontrol", "show", "job", str(job)), "one for each task"
     several.until(lambda: several.output(job).count("task") == 2, 20, "its step")
     assert _on(several, job) == {0: 30, 1: 30}
     assert {card.mem_cap for card in several.grant(job).cards} == {4 << 30}

@@ -242,3 +242,35 @@ def test_a_waiting_share_stays_as_it_is_where_cards_go_with_tasks(
     code, written, said = several.modify({**ON_TWO, "job_state": 0}, **change)
     assert (code, written) == (2072, {})
     assert "neither gres, class nor partition of a share can be changed" in said
+
+
+BIND, OTHERS = 2**4, 2**3 + 2**5 + FLAG
+BOUND = [
+    ({}, True),
+    ({"num_tasks": 4}, True),
+    ({"num_tasks": 1}, False),
+    ({"ntasks_per_node": 4}, False),
+    ({"num_tasks": 4, "ntasks_per_node": 4}, False),
+    ({"bitflags": OTHERS}, False),
+    ({"bitflags": 0}, False),
+]
+
+
+@pytest.mark.parametrize(("fields", "refused"), BOUND)
+@pytest.mark.parametrize("version", LUA_VERSIONS)
+def test_binding_with_open_tasks_is_refused_as_slurm_hands_it_over(
+    tmp_path: Path, version: str, fields: dict[str, int], refused: bool
+) -> None:
+    words = {"qos": "prod", "partition": "gpu", "bitflags": BIND + OTHERS, **fields}
+    here = Slurm(version, "mixed", tmp_path)
+    written, said = _submit(here, "gres/qgpu:l4:30", **words)
+    assert said.startswith("qgpu: --gres-flags=enforce-binding is refused") == refused
+    assert bool(written) != refused
+
+
+def test_with_multi_card_qgpu_names_the_tasks_itself(tmp_path: Path) -> None:
+    words = {"qos": "prod", "partition": "gpu", "bitflags": BIND}
+    for version in LUA_VERSIONS:
+        here = Slurm(version, "mixed", tmp_path, multi_card=True)
+        written, said = _submit(here, "gres/qgpu:l4:30", **words)
+        assert (written["ntasks_per_node"], written["bitflags"], said) == (1, BIND + FLAG, "")

@@ -19,7 +19,8 @@ from slurm_plugin.render import render
 FAKE_SLURM = b"""
 local os_env = {}
 messages = {}
-slurm = { SUCCESS = 0, ERROR = -1, ESLURM_INVALID_GRES = 2072, GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }
+slurm = { SUCCESS = 0, ERROR = -1, ESLURM_INVALID_GRES = 2072, GRES_ONE_TASK_PER_SHARING = 2 ^ 38,
+    GRES_ENFORCE_BIND = 2 ^ 4 }
 errors = {}
 function slurm.log_error(fmt, ...) errors[#errors + 1] = string.format(fmt, ...) end
 function slurm.log_user(fmt, ...) messages[#messages + 1] = string.format(fmt, ...) end

@@ -214,6 +214,17 @@ def test_each_breakage_is_found_with_what_to_do(
     assert len(found) <= 3, texts
 
 
+@pytest.mark.parametrize("version", ["22.05", "24.11"])
+def test_binding_for_all_is_found_where_it_has_shares_refused(version: str) -> None:
+    cfg = config(version)
+    files = installed(cfg)
+    put("slurm.conf", "SelectTypeParameters=CR_Core,ENFORCE_BINDING_GRES\n")(files)
+    found = [d for d in seen(files, cfg) if d.key == "SelectTypeParameters"]
+    assert [(d.write, d.severity, "--ntasks-per-node" in d.why) for d in found] == (
+        [] if version == "22.05" else [("SelectTypeParameters=CR_Core", "fail", True)]
+    )
+
+
 def test_cores_or_links_in_qgpu_yaml_answer_the_word_about_them() -> None:
     for more in ("", ', cores: ["0-1", "2-3"]', ', links: ["-1,4", "4,-1"]'):
         text = YAML.format(version="24.11", more="")
