@@ -100,7 +100,7 @@ class NodeService:
         )
         self.sampler.hardware, self.sampler.hardware_off = self.hardware.wanted, self._hardware_off
         self.inspector = Inspector(
-            settings.audit,
+            settings,
             self.nvml,
             self.ports.arbiter,
             lambda: self.grants,
@@ -110,8 +110,6 @@ class NodeService:
             self.sampler,
             self.ports.alive,
             self.ports.clock,
-            settings.hardware.weights,
-            poll_ns=settings.ledger_interval.ns,
             context=self.config.models[self.node.model].context * MIB,
         )
 

@@ -138,9 +138,9 @@ class Server:
         self,
         interval: Duration,
         action: Callable[[], object],
-        early: Callable[[], float] | None = None,
+        chance: Callable[[], float] | None = None,
     ) -> None:
-        self.timers.append(Timer(max(interval.ns, 10**7), action, early=early))
+        self.timers.append(Timer(max(interval.ns, 10**7), action, chance=chance))
 
     def _step(self) -> None:
         for timer in self.timers:

@@ -200,29 +200,35 @@ static void dirs_of_cache(const char *base, size_t size, struct dirs *dirs)
     }
 }
 
-static void read_cache(const char *path, struct dirs *dirs)
+/* Without a cache programs find the driver in its directory only. */
+static bool read_cache(const char *path, struct dirs *dirs, struct qg_targets *targets)
 {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool done = true;
 
+    snprintf(targets->why, sizeof(targets->why), "%s cannot be read", path);
     if (fd < 0)
-        return; /* without a cache, programs find the driver in its directory only */
+        return may_skip(errno);
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 && st.st_size < CACHE_MAX) {
         size_t size = (size_t)st.st_size;
         void *base = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (base != MAP_FAILED) {
+        if (base == MAP_FAILED) {
+            done = may_skip(errno);
+        } else {
             dirs_of_cache(base, size, dirs);
             munmap(base, size);
         }
     }
     close(fd);
+    return done;
 }
 
 bool qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_targets *targets)
 {
     static struct dirs dirs;
     char real[PATH_MAX];
-    bool done = true;
+    bool done;
 
     dirs.count = 0;
     targets->count = 0;
@@ -235,7 +241,7 @@ bool qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_ta
     if (qg_fd_path(fd, real, sizeof(real)))
         add_dir(&dirs, real);
     close(fd);
-    read_cache(ld_cache, &dirs);
+    done = read_cache(ld_cache, &dirs, targets);
     for (size_t i = 0; done && i < dirs.count; i++)
         done = add_matches(targets, dirs.at[i], false);
     return done;

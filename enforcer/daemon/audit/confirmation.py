@@ -17,34 +17,43 @@ SAMPLES_NEEDED = {
     "busy": 1,
     "unaccounted": 2,
 }
-REPLACEABLE = (
-    "unregistered",
-    "ungranted",
-)  # kinds that a job could evade by replacing its processes
-SUSPICION_LIMIT = 30  # ten samples with such processes, 3 points each
+# Kinds that a job could evade by replacing its processes, or by freeing memory now and then.
+EVADABLE = ("unregistered", "ungranted", "over")
+SUSPICION_LIMIT = 30  # ten samples with such a finding, 3 points each
 Tenancy = tuple[int | None, str]  # job and card
+Suspect = tuple[int | None, str, str]  # job, card and kind
 
 
 class Confirmation:
     """Counts in how many samples in a row each finding was present.
 
-    A job cannot evade by replacing its processes: after about ten samples with some process without
-    the shim, each further one counts in its first sample.
+    Samples come at random, some right after another. One less than `apart_ns` after the last that
+    counted for a finding does not count for it: a process needs a moment to register.
+
+    A job cannot evade by pauses: after about ten samples with some finding of a kind, each further
+    one counts in its first sample.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart_ns: int = 0) -> None:
+        self._apart_ns = apart_ns
         self._seen: dict[Finding, int] = {}
-        self._suspicion: dict[Tenancy, int] = {}
+        self._counted_ns: dict[Finding, int] = {}
+        self._suspicion: dict[Suspect, int] = {}
 
-    def due(self, findings: Iterable[Finding], unable: Collection[Finding] = ()) -> list[Finding]:
+    def due(
+        self, findings: Iterable[Finding], unable: Collection[Finding] = (), now_ns: int = 0
+    ) -> list[Finding]:
         """The findings that count now. `unable`: processes that cannot register; their count
         restarts.
         """
-        before = self._seen
-        self._seen = {f: 0 if f in unable else before.get(f, 0) + 1 for f in findings}
-        self._suspect(
-            {(f.job_id, f.uuid) for f in self._seen if f.kind in REPLACEABLE and f not in unable}
-        )
+        seen, counted = self._seen, self._counted_ns
+        self._seen, self._counted_ns = {}, {}
+        for finding in findings:
+            last_ns = counted.get(finding)
+            new = last_ns is None or now_ns - last_ns >= self._apart_ns
+            self._counted_ns[finding] = now_ns if new or last_ns is None else last_ns
+            self._seen[finding] = 0 if finding in unable else seen.get(finding, 0) + new
+        self._suspect({_suspect(f) for f in self._seen if f.kind in EVADABLE and f not in unable})
         return [
             finding for finding, samples in self._seen.items() if samples >= self._needed(finding)
         ]
@@ -53,6 +62,8 @@ class Confirmation:
         """The finding was acted upon: processes that replace those need as many samples again."""
         if finding in self._seen:
             self._seen[finding] = 0
+        if finding.kind == "over":  # of all processes of the job: the next ones did nothing
+            self._suspicion.pop(_suspect(finding), None)
 
     def ended(self, job_id: int) -> None:
         """The job's grant ended: the next job with this number starts without a history."""
@@ -61,8 +72,8 @@ class Confirmation:
         }
         self._suspicion = {key: score for key, score in self._suspicion.items() if key[0] != job_id}
 
-    def _suspect(self, found: set[Tenancy]) -> None:
-        """A sample with such a process counts three times as much as one without, so pauses do not
+    def _suspect(self, found: set[Suspect]) -> None:
+        """A sample with such a finding counts three times as much as one without, so pauses do not
         help.
         """
         before = self._suspicion
@@ -74,14 +85,17 @@ class Confirmation:
         }
 
     def _needed(self, finding: Finding) -> int:
-        suspicion = self._suspicion.get((finding.job_id, finding.uuid), 0)
-        shifty = finding.kind in REPLACEABLE and suspicion >= SUSPICION_LIMIT
-        return 1 if shifty else SAMPLES_NEEDED[finding.kind]
+        suspected = self._suspicion.get(_suspect(finding), 0) >= SUSPICION_LIMIT
+        return 1 if suspected else SAMPLES_NEEDED[finding.kind]
 
     @property
     def pending(self) -> bool:
         """Whether a finding is present that does not count yet."""
         return any(samples < self._needed(finding) for finding, samples in self._seen.items())
+
+
+def _suspect(finding: Finding) -> Suspect:
+    return finding.job_id, finding.uuid, finding.kind
 
 
 class Exemptions:

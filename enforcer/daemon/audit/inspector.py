@@ -25,7 +25,7 @@ from enforcer.daemon.log import emit
 from enforcer.nvml.port import NvmlError
 from enforcer.nvml.queries import UsageAnswer, UsageQuestion, pids_on
 from enforcer.nvml.worker import NvmlCaller
-from gres.config.enforcer import AuditSettings
+from gres.config.enforcer import EnforcerSettings
 from gres.grant.store import Grant
 from gres.units import MIB
 
@@ -48,7 +48,7 @@ class Inspector:
     list: an idle node costs next to nothing.
     """
 
-    settings: AuditSettings
+    settings: EnforcerSettings
     nvml: NvmlCaller
     arbiter: Arbiter
     grants: Callable[[], Mapping[int, Grant]]
@@ -58,8 +58,6 @@ class Inspector:
     sampler: Sampler
     alive: Callable[[int], bool]
     clock: Clock
-    weights: bool = False  # the card's own time slices divide it, so GPU time per job is not known
-    poll_ns: int = 2 * 10**9  # ns between two polls of the arbiter
     context: int = 0  # bytes of a context as configured
     threads: ThreadBudget = field(default_factory=ThreadBudget)
     charges: Charges = field(init=False)
@@ -67,7 +65,7 @@ class Inspector:
     enforcer: AuditEnforcer = field(init=False)
     busy: BusyWatch = field(init=False)
     _exemptions: Exemptions = field(init=False)
-    _confirmation: Confirmation = field(default_factory=Confirmation)
+    _confirmation: Confirmation = field(init=False)
     _members: Members = field(default_factory=dict)
     _granted: tuple[object, list[str], frozenset[str]] = (None, [], frozenset())
     _sampling: bool = False
@@ -84,15 +82,18 @@ class Inspector:
     _dead_ticks: int = 0
 
     def __post_init__(self) -> None:
-        audit = self.settings
+        audit = self.settings.audit
         self.charges = Charges(self.arbiter, ContextCosts(self.context))
         self.arbiter.ask_contexts(self.charges.costs.of)
         self.stopped, waits = self.threads.stopped, self.threads.stop_waits
         self.enforcer = AuditEnforcer(
             audit, self.clock, self.grants, self.job_of, lambda pid: self.stopped(pid), waits
         )
-        self.busy = BusyWatch(audit.busy_window.ns, audit.busy_slack, self.poll_ns)
+        self.busy = BusyWatch(
+            audit.busy_window.ns, audit.busy_slack, self.settings.ledger_interval.ns
+        )
         self._exemptions = Exemptions(audit.excuse.ns)
+        self._confirmation = Confirmation(self.settings.nvml_interval.ns // 2)
 
     # ---- the audit ------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Inspector:
         """Compare GPU time by NVML with the arbiter's, for the processes
         of the last full sample.
         """
-        if self.weights:
+        if self.settings.hardware.weights:  # the card divides itself: time per job is not known
             return
         busy = {uuid: usage.busy for uuid, usage in found.usage.items()}
         reporting = [uuid for uuid, rows in busy.items() if rows is not None]
@@ -193,7 +194,7 @@ class Inspector:
         self._drop_reused(listed)
         self._adopt(self._seen, after)
         registered = Registered(before, after, frozenset(self._dead), self._orphans)
-        slack = self.settings.slack * MIB
+        slack = self.settings.audit.slack * MIB
         cost = self.charges.costs.of
         result = audit(
             found.usage, self.grants().values(), registered, self.job_of, slack, cost, is_mps_server
@@ -264,10 +265,11 @@ class Inspector:
         why = {f: self._unable(f, full) for f in standing}
         unable = {f for f in standing if why[f] is not False}
         blind = {f for f in unable if why[f] is None or found.usage[f.uuid].busy is None}
-        took = self._exemptions.begin(self.clock.monotonic_ns())
+        now_ns = self.clock.monotonic_ns()
+        took = self._exemptions.begin(now_ns)
         unable -= blind - self._exemptions.spend(blind, took)
         for finding in self.enforcer.act(
-            self._confirmation.due(standing, unable), standing, found.failed
+            self._confirmation.due(standing, unable, now_ns), standing, found.failed
         ):
             self._confirmation.again(finding)
             if finding.kind == "busy":

@@ -65,3 +65,9 @@ def new_arbiter(node: FakeNode, service: NodeService) -> None:
     node.arbiter.restart()
     service.lose_arbiter("x")
     service.reach_arbiter()
+
+
+def sampled(service: NodeService) -> None:
+    """The cards are sampled once, a second after the last time."""
+    service.ports.clock.advance(1)  # type: ignore[attr-defined]
+    service.sample_cards()

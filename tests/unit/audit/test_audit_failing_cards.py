@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from daemon_support import hook_env as env
-from daemon_support import new_arbiter
+from daemon_support import new_arbiter, sampled
 
 from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.audit.procs import stopped
@@ -61,7 +61,7 @@ def cards(node: FakeNode) -> tuple[str, str]:
 
 def looks(service: NodeService, times: int) -> None:
     for _ in range(times):
-        service.sample_cards()
+        sampled(service)
 
 
 def test_others_are_judged_and_the_failure_is_said_once(node, nvml, service, lines):

@@ -15,9 +15,10 @@ from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.audit.procs import stopped
 from enforcer.daemon.node import NodeService
 from enforcer.nvml.port import GpuProcess, NvmlError
+from gres.config.enforcer import HardwareSettings
 from simulator.fakes import GIB, FakeNode
 
-SECOND = 10**9
+TENTH = 10**8  # ns
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_liar_is_said_with_both_figures_and_killed(node, clock, policed, child, 
     node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
     node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 40})
     for second in range(20):
-        node.arbiter.count(9, card(node), busy_ns=second * SECOND // 10)
+        node.arbiter.count(9, card(node), busy_ns=second * TENTH)
         looks(service, clock, 1, poll=True)
     (said,) = lines("event=audit")
     assert "audit-busy job=9" in said and "busy_percent=40" in said and "booked_percent=1" in said
@@ -93,11 +94,11 @@ def test_new_arbiter_that_knows_the_tenant_begins_a_new_window(node, clock, poli
     node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
     node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 40})
     for second in range(12):
-        node.arbiter.count(9, card(node), busy_ns=second * SECOND // 10)
+        node.arbiter.count(9, card(node), busy_ns=second * TENTH)
         looks(service, clock, 1, poll=True)
     service.inspector.forget()
     for second in range(12, 22):
-        node.arbiter.count(9, card(node), busy_ns=second * SECOND // 10)
+        node.arbiter.count(9, card(node), busy_ns=second * TENTH)
         looks(service, clock, 1, poll=True)
     assert not lines("audit-busy")
 
@@ -117,7 +118,8 @@ def test_busy_time_is_not_compared_where_the_card_weighs_by_itself(
     node, clock, policed, child, lines
 ):
     service, pid = policed("log"), child()
-    service.inspector.weights = True
+    weighs = {"hardware": HardwareSettings(weights=True)}
+    service.inspector.settings = service.inspector.settings.model_copy(update=weighs)
     node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
     node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 90})
     for _ in range(30):
@@ -136,9 +138,8 @@ def test_job_above_its_cap_that_comes_again_with_new_processes_is_killed_again(
         node.nvml.put(card(node), GpuProcess(pid, 40 * GIB))
         looks(service, clock, 2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert len(lines("audit-over")) == 3 and all(
-        "action=kill" in line for line in lines("audit-over")
-    )
+    said = lines("audit-over")
+    assert len(said) == 3 and all("action=kill" in line for line in said)
 
 
 def test_killed_process_that_the_driver_still_lists_is_said_once(
@@ -181,9 +182,8 @@ def test_stopped_process_that_its_user_continues_is_stopped_again(
         assert is_stopped(pid) and len(lines("event=audit-again")) == times
     os.kill(pid, signal.SIGCONT)
     looks(service, clock, 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (
-        "the sixth time in a minute"
-    )
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == -signal.SIGKILL, "the sixth time in a minute"
     assert "times=6 action=kill" in lines("event=audit-again")[-1]
     assert len(lines("audit-unregistered")) == 1
 

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from daemon_support import hook_env as env
+from daemon_support import sampled
 
 from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.audit.action import send_action
@@ -193,10 +194,10 @@ def test_unregistered_process_is_logged_once_after_three_samples(node, service, 
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, 2 * GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 3 * GIB), GpuProcess(51, GIB), busy={51: 40})
     for _ in range(2):
-        service.sample_cards()
+        sampled(service)
     assert lines("event=audit") == []
     for _ in range(10):
-        service.sample_cards()
+        sampled(service)
     (said,) = lines("event=audit")
     assert "audit-unregistered job=9" in said and "pid=51" in said and "busy_percent=40" in said
     (row,) = read_usage(node.directory / "state/ledger.sqlite", [9])
@@ -208,7 +209,7 @@ def test_nothing_is_said_of_a_process_that_is_gone_already(node, service, lines)
     service.inspector.alive = lambda pid: False
     node.nvml.put(uuid(node), GpuProcess(77, GIB))
     for _ in range(5):
-        service.sample_cards()
+        sampled(service)
     assert lines("event=audit") == []
 
 
@@ -216,16 +217,16 @@ def test_overhead_is_sent_again_to_a_new_arbiter_and_for_a_repeated_job(node, se
     node.jobs_of_pids[50] = 9
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
-    service.sample_cards()
+    sampled(service)
     for again in (
         lambda: (node.arbiter.restart(), service.lose_arbiter("x"), service.reach_arbiter()),
         lambda: (service.epilog(env()), service.prolog(env())),
     ):
         node.arbiter.overheads.clear()
-        service.sample_cards()
+        sampled(service)
         assert node.arbiter.overheads == {}, "it was told already"
         again()
-        service.sample_cards()
+        sampled(service)
         assert node.arbiter.overheads == {(9, uuid(node)): GIB}
 
 
@@ -235,7 +236,7 @@ def test_lost_card_does_not_end_the_sample_of_the_others(node, service, lines):
     node.nvml.lose(uuid(node))
     node.nvml.put(other, GpuProcess(77, 1))
     for _ in range(3):
-        service.sample_cards()
+        sampled(service)
     assert len(lines("audit-stranger")) == 1 and lines("nvml-failed") == []
 
 
@@ -248,20 +249,20 @@ def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_exempt(node, 
     node.jobs_of_pids.update({50: 9, 51: 9})
     node.nvml.put(uuid(node), GpuProcess(50, GIB), GpuProcess(51, GIB), busy={51: 40})
     for _ in range(5):
-        service.sample_cards()
+        sampled(service)
     assert ["pid=51" in line for line in lines("audit-unregistered")] == [True]
     stopped.clear()
     for _ in range(2):
-        service.sample_cards()
+        sampled(service)
     assert len(lines("audit-unregistered")) == 1
-    service.sample_cards()
+    sampled(service)
     assert len(lines("audit-unregistered")) == 2, "it goes on without the shim"
     stopped.update((50, 51))
     for _ in range(2):
-        service.sample_cards()
+        sampled(service)
     stopped.clear()
     for _ in range(5):
-        service.sample_cards()
+        sampled(service)
     assert len(lines("audit-unregistered")) == 2, (
         "whom the administrator lets go on is not found again"
     )
@@ -273,13 +274,13 @@ def test_one_process_more_than_a_job_may_have_waits_and_is_exempt(node, service,
     node.arbiter.procs = [ProcessUse(9, uuid(node), pid, 0) for pid in range(1000, 1128)]
     node.nvml.put(uuid(node), *(GpuProcess(pid, MIB) for pid in range(1000, 1130)), busy={1129: 30})
     for _ in range(5):
-        service.sample_cards()
+        sampled(service)
     assert ["pid=1129" in line for line in lines("audit-unregistered")] == [True], (
         "and who is at work is found"
     )
     del node.arbiter.procs[0]
     for _ in range(3):
-        service.sample_cards()
+        sampled(service)
     assert any("pid=1128" in line for line in lines("audit-unregistered")), (
         "a place is free: it has no shim"
     )
@@ -290,7 +291,7 @@ def test_stopped_process_whose_kernels_run_on_is_found(node, service, lines):
     node.jobs_of_pids[50] = 9
     node.nvml.put(uuid(node), GpuProcess(50, GIB), busy={50: 90})
     for _ in range(3):
-        service.sample_cards()
+        sampled(service)
     assert len(lines("audit-unregistered")) == 1
 
 
@@ -354,7 +355,7 @@ def test_action_of_the_configuration_is_taken_once_and_said(node, tmp_path, line
         node.jobs_of_pids[process.pid], node.owners_of_pids[process.pid] = 9, os.getuid()
         node.nvml.put(uuid(node), GpuProcess(process.pid, GIB))
         for _ in range(4):
-            service.sample_cards()
+            sampled(service)
         (said,) = lines("audit-unregistered")
         assert (f"action=kill signalled={process.pid}" in said) is hit
         if hit:

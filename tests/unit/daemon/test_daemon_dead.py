@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from daemon_support import hook_env as env
-from daemon_support import new_arbiter
+from daemon_support import new_arbiter, sampled
 
 from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.audit.inspector import FULL_EACH
@@ -69,14 +69,14 @@ def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     service.inspector.note_deaths()
-    service.sample_cards()
+    sampled(service)
     assert not any(node.arbiter.overheads.values()), "the arbiter charges it itself"
     new_arbiter(node, service)
     for _ in range(4):
-        service.sample_cards()
+        sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
     node.nvml.put(uuid(node))
-    service.sample_cards()
+    sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): 0}
     assert not [
         line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line
@@ -90,7 +90,7 @@ def known_to_an_arbiter_that_is_gone(node, service, living: list[int]) -> None:
     service.inspector.alive = lambda pid: pid in living
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
-    service.sample_cards()
+    sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): GIB}
     new_arbiter(node, service)
 
@@ -103,13 +103,13 @@ def test_process_that_died_with_its_arbiter_is_charged_to_its_job(
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
     if later:
-        service.sample_cards()
+        sampled(service)
     living.clear()
     for _ in range(4):
-        service.sample_cards()
+        sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
     node.nvml.put(uuid(node))
-    service.sample_cards()
+    sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): 0}
     assert not [
         line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line
@@ -120,12 +120,12 @@ def test_process_that_found_the_new_arbiter_is_that_ones_to_charge(node, service
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
-    service.sample_cards()
+    sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): GIB}
     living.clear()
     node.arbiter.procs, node.arbiter.deaths = [], [ProcessUse(9, uuid(node), 50, GIB)]
     service.inspector.note_deaths()
-    service.sample_cards()
+    sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): 0} and service.inspector.waiting, (
         "not by us as well"
     )
@@ -135,12 +135,12 @@ def test_process_of_a_job_that_ended_is_not_charged_to_one_that_came_again(node,
     service.inspector.alive = lambda pid: False
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
-    service.sample_cards()
+    sampled(service)
     service.epilog(env())
     new_arbiter(node, service)
     service.prolog(env())
     for _ in range(4):
-        service.sample_cards()
+        sampled(service)
     assert not any(node.arbiter.overheads.values())
 
 
@@ -151,11 +151,11 @@ def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
     node.nvml.put(uuid(node))
-    service.sample_cards()
+    sampled(service)
     living.clear()
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     for _ in range(4):
-        service.sample_cards()
+        sampled(service)
     assert (9, uuid(node)) not in node.arbiter.overheads or not node.arbiter.overheads[
         9, uuid(node)
     ]
@@ -179,11 +179,11 @@ def test_process_with_the_number_of_a_dead_one_is_seen(node, service, lines):
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     service.inspector.note_deaths()
-    service.sample_cards()
+    sampled(service)
     assert service.inspector.waiting and "gone 9 50" not in node.arbiter.calls
     node.dead_pids.clear()
     for _ in range(3):
-        service.sample_cards()
+        sampled(service)
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
     assert len(lines("audit-unregistered")) == 1 and node.arbiter.overheads == {
         (9, uuid(node)): GIB
@@ -206,9 +206,9 @@ def test_process_with_the_number_of_one_that_died_under_a_former_arbiter_is_not_
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     service.inspector.note_deaths()
     new_arbiter(node, service)
-    service.sample_cards()
+    sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
     node.dead_pids.clear()  # a process of nobody's; the driver says the same as before
     for _ in range(FULL_EACH + 3):
-        service.sample_cards()
+        sampled(service)
     assert node.arbiter.overheads == {(9, uuid(node)): 0} and len(lines("audit-stranger")) == 1

@@ -4,7 +4,9 @@ arbiter do.
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import socket
 import stat
 import tempfile
@@ -21,7 +23,7 @@ from enforcer.clock import SystemClock
 from enforcer.daemon.granting.hookproto import Answer, ProtocolError, format_answer, parse_request
 from enforcer.daemon.packets import ServerError, listen
 from enforcer.daemon.server import Server, guarded
-from enforcer.daemon.timer import Timer
+from enforcer.daemon.timer import Timer, memoryless
 from simulator.fakes import FakeNode
 
 
@@ -261,18 +263,29 @@ def test_guarded_gives_the_fallback():
     assert guarded(lambda: 4, 5) == 4
 
 
+def test_what_a_job_saw_of_one_sample_says_nothing_about_the_next():
+    """Whatever passed since the last one, the next 50 ms are as likely to have it."""
+    dice = random.Random(1)
+    drawn = [memoryless(1000, dice.random()) for _ in range(40_000)]
+    for begin in range(50, 900, 50):
+        left = [one for one in drawn if one >= begin]
+        part = sum(one < begin + 50 for one in left) / len(left)
+        assert part == pytest.approx(1 - math.exp(-0.1), abs=0.015), begin
+    assert min(drawn) == 20 and max(drawn) == 1000
+
+
 def test_jobs_cannot_predict_when_the_cards_are_sampled(node):
-    chances = iter([0.0, 0.5, 1.0])
-    looks = Timer(1000, lambda: None, early=lambda: next(chances))
+    chances = iter([0.0, 0.5, 0.8, 1.0])
+    looks = Timer(1000, lambda: None, chance=lambda: next(chances))
     due = []
-    for _ in range(3):
+    for _ in range(4):
         looks.next(10_300)
         due.append(looks.due_ns - 10_300)
-    assert due == [1000, 750, 500], "never later than the interval, never sooner than half of it"
+    assert due == [20, 346, 804, 1000], "never later than the interval"
     plain = Timer(1000, lambda: None)
     plain.next(10_300)
     assert plain.due_ns == 11_000, "one wake for all of the same pace"
     server = Server(node.service(), SystemClock())
     server._add_timers()
-    assert [t.action for t in server.timers if t.early] == [server.service.sample_cards]
+    assert [t.action for t in server.timers if t.chance] == [server.service.sample_cards]
     assert len({server.chance() for _ in range(9)}) == 9

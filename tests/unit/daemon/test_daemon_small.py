@@ -183,6 +183,29 @@ def test_changing_ones_processes_wins_no_patience(pause):
     )
 
 
+def test_memory_dropped_before_each_second_sample_wins_no_patience() -> None:
+    """Above the cap for one sample, below it for the next one or two."""
+    for pause in (1, 2):
+        over, patience, said = Finding("over", "GPU-1", 5), Confirmation(), []
+        for _ in range(60):
+            said.append(patience.due([over]))
+            for _ in range(pause):
+                assert patience.due([]) == []
+        first = said.index([over])
+        assert first < 50 and said[first:] == [[over]] * (60 - first)
+        assert patience.due([_unregistered(7)]) == [], "of other kinds nothing is suspected"
+        patience.again(over)
+        assert patience.due([over]) == [], "those that come next did nothing"
+
+
+def test_samples_right_after_another_count_once() -> None:
+    """A process needs a moment to register, and samples come at random."""
+    finding, patience = _unregistered(7), Confirmation(apart_ns=500)
+    said = [patience.due([finding], now_ns=now) for now in (0, 20, 400, 499, 500, 700, 999, 1000)]
+    assert said == [[]] * 7 + [[finding]]
+    assert patience.due([], now_ns=1100) == [] and patience.due([finding], now_ns=2000) == []
+
+
 def test_next_job_with_the_number_has_its_own_patience():
     patience = Confirmation()
     for pid in range(100, 150):

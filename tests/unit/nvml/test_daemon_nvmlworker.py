@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from daemon_support import hook_env as env
+from daemon_support import sampled
 
 from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.node import NodeService
@@ -146,7 +147,7 @@ def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(
     began = time.monotonic()
     for job in range(9, 19):
         assert service.prolog(env(job, "qgpu/1 class=online share=30 mem=1024")) == Answer(0)
-        service.sample_cards()
+        sampled(service)
     assert time.monotonic() - began < 5, "ten prologs, of which one waited for the deadline"
     assert set(node.arbiter.grants) == set(range(9, 19))
     assert sum("event=nvml-stuck" in r.getMessage() for r in caplog.records) == 1, "said once"
@@ -164,12 +165,12 @@ def test_audit_goes_on_when_the_driver_is_back(node, service, driver, caplog):
     service.start()
     service.prolog(env())
     driver.hang()
-    service.sample_cards()
+    sampled(service)
     for _ in range(5):
-        service.sample_cards()
+        sampled(service)
         service.nvml.collect()
-    until(lambda: (service.sample_cards(), "event=nvml-failed" in caplog.text)[1])
-    service.sample_cards()
+    until(lambda: (sampled(service), "event=nvml-failed" in caplog.text)[1])
+    sampled(service)
     assert caplog.text.count("event=nvml-failed") == 1, "said once"
     driver.go()
     until(lambda: (service.nvml.collect(), not service.inspector._sampling)[1])
@@ -178,6 +179,6 @@ def test_audit_goes_on_when_the_driver_is_back(node, service, driver, caplog):
 
     node.nvml.put(uuid, GpuProcess(77, 1))
     for _ in range(3):
-        service.sample_cards()
+        sampled(service)
         until(lambda: (service.nvml.collect(), not service.inspector._sampling)[1])
     assert any("audit-stranger" in r.getMessage() for r in caplog.records)
