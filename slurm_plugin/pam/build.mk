@@ -3,13 +3,9 @@
 PAM_SRC := slurm_plugin/pam/pam_qgpu.c slurm_plugin/common/paths.c \
            $(addprefix slurm_plugin/spank/,grant.c mounts.c drivers.c preload.c)
 PAM_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/spank/%.o,$(PAM_SRC)) \
-           $(BUILD)/obj/pam/qg_steps.o
+           $(BUILD)/obj/spank/qg_steps.o
 
 NATIVE += $(BUILD)/lib/pam_qgpu.so
-
-$(BUILD)/obj/pam/qg_steps.o: enforcer/native/common/qg_steps.c enforcer/native/common/qg_steps.h
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -D_FORTIFY_SOURCE=2 -c -o $@ $<
 
 $(BUILD)/lib/pam_qgpu.so: $(PAM_OBJ) slurm_plugin/pam/pam_qgpu.lds
 	@mkdir -p $(@D)

@@ -3,12 +3,18 @@
 # part in the tests.
 SPANK_SRC := $(wildcard slurm_plugin/spank/*.c) $(wildcard slurm_plugin/common/*.c)
 SPANK_HDR := $(wildcard slurm_plugin/spank/*.h) $(wildcard slurm_plugin/common/*.h) \
+             enforcer/native/common/qg_steps.h \
              $(wildcard enforcer/native/abi/*.h)
-SPANK_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/spank/%.o,$(SPANK_SRC))
+SPANK_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/spank/%.o,$(SPANK_SRC)) \
+             $(BUILD)/obj/spank/qg_steps.o
 
 NATIVE += $(BUILD)/lib/qgpu_spank.so $(BUILD)/test/spank_stage
 
 $(BUILD)/obj/spank/%.o: slurm_plugin/%.c $(SPANK_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -D_FORTIFY_SOURCE=2 -c -o $@ $<
+
+$(BUILD)/obj/spank/qg_steps.o: enforcer/native/common/qg_steps.c enforcer/native/common/qg_steps.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -D_FORTIFY_SOURCE=2 -c -o $@ $<
 

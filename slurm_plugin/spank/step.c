@@ -8,13 +8,13 @@
 #include "spank_qgpu.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "../common/paths.h"
+#include "qg_steps.h"
 
 #define STEPS_DIR "steps" /* as qgpud and the arbiter have it */
 
@@ -22,32 +22,6 @@ static struct {
     pid_t pid; /* that was noted, 0 = none */
     char groups[8192];
 } noted;
-
-static bool read_text(const char *path, char *out, size_t size)
-{
-    size_t len = 0;
-    ssize_t got;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-    if (fd < 0)
-        return false;
-    while (len < size - 1 && (got = read(fd, out + len, size - 1 - len)) > 0)
-        len += (size_t)got;
-    close(fd);
-    out[len] = '\0';
-    return len > 0;
-}
-
-/* When this process started, in clock ticks since boot: the 22nd field of its stat. 0 = unknown. */
-static unsigned long long own_start(void)
-{
-    char stat[1024];
-    char *at = read_text("/proc/self/stat", stat, sizeof(stat)) ? strrchr(stat, ')') : NULL;
-
-    for (int field = 2; at && field < 22; field++)
-        at = strchr(at + 1, ' ');
-    return at ? strtoull(at + 1, NULL, 10) : 0;
-}
 
 static int steps_dir(const struct qg_args *args, char *why, size_t size)
 {
@@ -62,19 +36,43 @@ static int steps_dir(const struct qg_args *args, char *why, size_t size)
     return qg_open_own_dir(run_dir, STEPS_DIR, 0755, why, size);
 }
 
+/* Leaves the record, unless the job has enough of them: then its processes are found by its cgroup,
+ * and no job can make readers slow. Writing comes before counting, so that of steps that start at
+ * once none is overlooked. */
+static void leave(int dir, uint32_t job, unsigned long long start)
+{
+    char name[32], text[128];
+
+    snprintf(name, sizeof(name), "%d", (int)noted.pid);
+    snprintf(text, sizeof(text), "{\"job\": %u, \"pid\": %d, \"start\": %llu}\n", job,
+             (int)noted.pid, start);
+    if (!qg_leave_file(dir, name, 0644, text)) {
+        slurm_error("qgpu: spank: " STEPS_DIR "/%s: %s", name, strerror(errno));
+        noted.pid = 0; /* a later call tries again */
+        return;
+    }
+    unsigned int others = steps_others(dir, 0, job);
+    if (others >= MAX_STEPS_PER_JOB)
+        unlinkat(dir, name, 0);
+    else if (others == MAX_STEPS_PER_JOB - 1)
+        slurm_info("qgpu: spank: %d steps of job %u are on record, which is the limit; processes "
+                   "of further steps are found by the job's cgroup alone",
+                   MAX_STEPS_PER_JOB, job);
+}
+
 /* Slurm has moved slurmstepd into its cgroup before the first call, where proctrack/cgroup is in
  * use. task/cgroup alone moves it later. So a later call writes again if the cgroup has changed:
  * that makes all readers look at it anew. */
 void qg_step_note(spank_t sp, const struct qg_args *args)
 {
-    char groups[sizeof(noted.groups)], why[PATH_MAX + 256] = "", name[32], text[128];
-    unsigned long long start = own_start();
+    char groups[sizeof(noted.groups)], why[PATH_MAX + 256] = "";
+    unsigned long long start = start_of(getpid());
     uint32_t job = 0;
 
     if (noted.pid && noted.pid != getpid())
         return; /* a child that Slurm made to run the hook inside the job's namespace */
     if (spank_get_item(sp, S_JOB_ID, &job) != ESPANK_SUCCESS || start == 0 ||
-        !read_text("/proc/self/cgroup", groups, sizeof(groups)))
+        slurp(getpid(), "cgroup", groups, sizeof(groups)) <= 0)
         return;
     if (noted.pid && strcmp(groups, noted.groups) == 0)
         return;
@@ -84,15 +82,9 @@ void qg_step_note(spank_t sp, const struct qg_args *args)
             slurm_error("qgpu: spank: %s", why);
         return;
     }
-    snprintf(name, sizeof(name), "%d", (int)getpid());
-    snprintf(text, sizeof(text), "{\"job\": %u, \"pid\": %d, \"start\": %llu}\n", job,
-             (int)getpid(), start);
-    if (qg_leave_file(dir, name, 0644, text)) {
-        noted.pid = getpid();
-        memcpy(noted.groups, groups, sizeof(groups));
-    } else {
-        slurm_error("qgpu: spank: " STEPS_DIR "/%s: %s", name, strerror(errno));
-    }
+    noted.pid = getpid();
+    memcpy(noted.groups, groups, sizeof(groups));
+    leave(dir, job, start);
     close(dir);
 }
 

@@ -176,6 +176,40 @@ def recorded_daemon(one: Arbiter, job: int, cgroup: Path | None) -> Iterator[int
             daemon.kill()
 
 
+MANY = 4200
+THREADS = f"""
+import threading
+threading.stack_size(1 << 16)
+go, ids, lock = threading.Event(), [], threading.Lock()
+
+def wait():
+    with lock:
+        ids.append(threading.get_native_id())
+    go.wait()
+
+for _ in range({MANY}):
+    threading.Thread(target=wait, daemon=True).start()
+while len(ids) < {MANY}:
+    pass
+print(*ids, flush=True)
+input()
+"""
+
+
+def test_records_of_one_job_hide_no_other_jobs(node: Arbiter) -> None:
+    """4096 were read in all, so the jobs after them were not found. Threads play slurmstepds."""
+    with subprocess.Popen(
+        [sys.executable, "-c", THREADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as crowd:
+        assert crowd.stdout is not None
+        for pid in map(int, crowd.stdout.readline().split()):
+            step_record(node.run_dir, 55, pid, start_of(pid))
+        assert len(list((node.run_dir / "steps").iterdir())) == MANY
+        assert ask(node, 55, proof_of=55) == (0, ""), "all are read before the next one comes"
+        assert ask(node, 56, recorded=56) == (0, "")
+        crowd.communicate("\n", timeout=60)
+
+
 def test_an_orphan_stays_its_jobs(node: Arbiter, groups: Path) -> None:
     with recorded_daemon(node, 55, groups / "s55/step_0/slurm"):
         task = groups / "s55/step_0/user/task_0"

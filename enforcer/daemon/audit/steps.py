@@ -27,6 +27,7 @@ SETTLED_NS = 2 * 10**9
 SEARCH_NS = 900 * 10**6  # below one poll of the audit, so each poll may search once
 UNIFIED = "0::"  # how lines of cgroup version 2 begin
 _TITLE = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
+MAX_PER_JOB = 32  # records; slurm_plugin/spank leaves no more
 _MAX_RECORD = 256  # bytes; about 60 are used
 
 
@@ -104,9 +105,10 @@ class Steps:
         text, deepest, job = cgroups_of(pid, self.proc), 0, None
         for step in steps:
             depth = depth_inside(text, step.dirs)
-            if not depth or depth < deepest or not self._lives(step):
+            known = depth == deepest and job == step.job
+            if not depth or depth < deepest or known or not self._lives(step):
                 continue
-            job = None if depth == deepest and job != step.job else step.job
+            job = None if depth == deepest else step.job
             deepest = depth
         return job
 
@@ -203,7 +205,7 @@ class Steps:
                 found.setdefault(step.job, []).append(step)
         alone = {job: steps for job, steps in found.items() if len({s.dirs[:1] for s in steps}) < 2}
         for steps in alone.values():
-            for step in steps:
+            for step in steps[:MAX_PER_JOB]:
                 self._write(step)
         return sorted(alone)
 

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum {
-    MAX_STEPS = 4096,          /* records that are read; a node has a few hundred at most */
+    BUCKETS = 256,             /* lists of records, by their pids; chosen, not measured */
     MAX_TEXT = 8192,           /* bytes of a cgroup file that are read */
     SETTLED_NS = 100 * 1000000 /* age of a directory's date: file systems have coarse clocks */
 };
@@ -33,10 +33,18 @@ struct step {
 };
 
 static struct {
-    struct step *first;
-    unsigned int count;
+    struct step *of[BUCKETS];
     struct timespec date; /* of the directory, at the last look; 0 = look again */
 } known;
+
+#define FOR_EACH_STEP(s)                                                                           \
+    for (unsigned int bucket = 0; bucket < BUCKETS; bucket++)                                      \
+        for (struct step *s = known.of[bucket]; s; s = s->next)
+
+static struct step **bucket_of(pid_t pid)
+{
+    return &known.of[(unsigned int)pid % BUCKETS];
+}
 
 ssize_t slurp(pid_t pid, const char *name, char *buf, size_t cap)
 {
@@ -151,18 +159,23 @@ bool steps_read(int dir, const char *name, uid_t owner, char *buf, size_t cap, i
     return true;
 }
 
-/* Reads one record. It counts if its slurmstepd lives. */
+/* Reads one record. */
+static bool record(int dir, const char *name, uid_t owner, struct step_daemon *d, ino_t *inode)
+{
+    char buf[256];
+    return steps_read(dir, name, owner, buf, sizeof(buf), inode) &&
+           sscanf(buf, " { \"job\" : %" SCNu64 " , \"pid\" : %d , \"start\" : %" SCNu64, &d->job,
+                  &d->pid, &d->start) == 3 &&
+           d->job && d->pid > 1 && d->pid == atoi(name) && d->start;
+}
+
+/* A record counts if its slurmstepd lives. */
 static struct step *step_new(uid_t owner, int dir, const char *name)
 {
-    char buf[256], text[MAX_TEXT];
+    char text[MAX_TEXT];
     struct step_daemon d;
     ino_t inode;
-    if (!steps_read(dir, name, owner, buf, sizeof(buf), &inode) ||
-        sscanf(buf, " { \"job\" : %" SCNu64 " , \"pid\" : %d , \"start\" : %" SCNu64, &d.job,
-               &d.pid, &d.start) != 3)
-        return NULL;
-    if (d.job == 0 || d.pid <= 1 || d.pid != atoi(name) || d.start == 0 ||
-        start_of(d.pid) != d.start)
+    if (!record(dir, name, owner, &d, &inode) || start_of(d.pid) != d.start)
         return NULL;
     struct step *s = calloc(1, sizeof(*s));
     if (!s)
@@ -176,38 +189,59 @@ static struct step *step_new(uid_t owner, int dir, const char *name)
     return NULL;
 }
 
-static void keep_or_add(uid_t owner, int dir, const char *name)
+static void keep_or_add(uid_t owner, int dir, const struct dirent *entry)
 {
-    struct stat st;
-    if (!isdigit((unsigned char)name[0]) || fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+    if (!isdigit((unsigned char)entry->d_name[0]))
         return;
-    for (struct step *s = known.first; s; s = s->next)
-        if (s->daemon.pid == atoi(name) && s->inode == st.st_ino) {
+    pid_t pid = atoi(entry->d_name);
+    struct step **first = bucket_of(pid);
+    for (struct step *s = *first; s; s = s->next)
+        if (s->daemon.pid == pid && s->inode == entry->d_ino) {
             s->seen = true;
             return;
         }
-    struct step *s = known.count < MAX_STEPS ? step_new(owner, dir, name) : NULL;
+    struct step *s = step_new(owner, dir, entry->d_name);
     if (!s)
         return;
     s->seen = true;
-    s->next = known.first;
-    known.first = s;
-    known.count++;
+    s->next = *first;
+    *first = s;
 }
 
-static void forget_unseen(void)
+static void forget_unseen(struct step **at)
 {
-    for (struct step **at = &known.first; *at;) {
+    while (*at) {
         struct step *s = *at;
         if (s->seen) {
             at = &s->next;
             continue;
         }
         *at = s->next;
-        known.count--;
         free(s->dirs);
         free(s);
     }
+}
+
+unsigned int steps_others(int dir, uid_t owner, uint64_t job)
+{
+    unsigned int living = 0;
+    int own = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *list = own >= 0 ? fdopendir(own) : NULL;
+    if (!list && own >= 0)
+        close(own);
+    for (struct dirent *entry; list && (entry = readdir(list));) {
+        struct step_daemon d;
+        if (!isdigit((unsigned char)entry->d_name[0]) ||
+            !record(dir, entry->d_name, owner, &d, NULL))
+            continue;
+        if (start_of(d.pid) != d.start)
+            unlinkat(dir, entry->d_name, 0);
+        else if (d.job == job && d.pid != getpid())
+            living++;
+    }
+    if (list)
+        closedir(list);
+    return living;
 }
 
 static int64_t ns_of(const struct timespec *at)
@@ -229,16 +263,17 @@ static void look(const char *run_dir, uid_t owner)
         return;
     }
     clock_gettime(CLOCK_REALTIME, &now);
-    for (struct step *s = known.first; s; s = s->next)
-        s->seen = false;
+    FOR_EACH_STEP(s)
+    s->seen = false;
     DIR *list = ours ? fdopendir(fd) : NULL;
     if (!list && fd >= 0)
         close(fd);
     for (struct dirent *entry; list && (entry = readdir(list));)
-        keep_or_add(owner, dirfd(list), entry->d_name);
+        keep_or_add(owner, dirfd(list), entry);
     if (list)
         closedir(list);
-    forget_unseen();
+    for (unsigned int i = 0; i < BUCKETS; i++)
+        forget_unseen(&known.of[i]);
     known.date = (struct timespec){0};
     if (list && ns_of(&now) - ns_of(&st.st_mtim) > SETTLED_NS)
         known.date = st.st_mtim;
@@ -251,13 +286,15 @@ static uint64_t by_cgroup(pid_t pid)
     char text[MAX_TEXT];
     size_t deepest = 0;
     uint64_t job = 0;
-    if (!known.first || slurp(pid, "cgroup", text, sizeof(text)) <= 0)
+    if (slurp(pid, "cgroup", text, sizeof(text)) <= 0)
         return 0;
-    for (struct step *s = known.first; s; s = s->next) {
+    FOR_EACH_STEP(s)
+    {
         size_t depth = steps_inside(text, s->dirs);
-        if (depth < deepest || depth == 0 || start_of(s->daemon.pid) != s->daemon.start)
+        if (depth < deepest || depth == 0 || (depth == deepest && job == s->daemon.job) ||
+            start_of(s->daemon.pid) != s->daemon.start)
             continue;
-        job = depth == deepest && job != s->daemon.job ? 0 : s->daemon.job;
+        job = depth == deepest ? 0 : s->daemon.job;
         deepest = depth;
     }
     return job;
@@ -268,7 +305,7 @@ uint64_t steps_job_of(const char *run_dir, uid_t owner, pid_t pid)
     look(run_dir, owner);
     uint64_t job = by_cgroup(pid);
     for (int i = 0; !job && i < MAX_ANCESTORS && pid > 1; i++) {
-        for (struct step *s = known.first; s && i > 0; s = s->next)
+        for (struct step *s = *bucket_of(pid); s && i > 0; s = s->next)
             if (s->daemon.pid == pid && start_of(pid) == s->daemon.start)
                 return s->daemon.job;
         pid = parent_of(pid);

@@ -13,6 +13,9 @@
 /* Ancestors that are checked. A bound on reads below /proc; deeper trees are not recognised.
  * Chosen, not measured. */
 enum { MAX_ANCESTORS = 64 };
+/* Slurmstepds of a job on record. One finds all processes of the job by its cgroup. Chosen, not
+ * measured. */
+enum { MAX_STEPS_PER_JOB = 32 };
 
 struct step_daemon {
     uint64_t job;
@@ -23,6 +26,10 @@ struct step_daemon {
 /* The job whose slurmstepd is recorded in run_dir/steps, and in whose cgroup or below which the
  * process is. 0 = none. Only records of `owner` count. */
 uint64_t steps_job_of(const char *run_dir, uid_t owner, pid_t pid);
+
+/* How many living slurmstepds of the job are on record, this process not counted. Removes the
+ * records of those that ended, of all jobs. */
+unsigned int steps_others(int dir, uid_t owner, uint64_t job);
 
 /* The length of the job's directory in the path of a slurmstepd's cgroup; 0 = it is in none. */
 size_t steps_job_dir(const char *path, size_t len);

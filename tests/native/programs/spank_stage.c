@@ -131,10 +131,16 @@ void slurm_error(const char *format, ...)
     va_end(ap);
 }
 
-/* Goes to slurmd.log alone, which the stage has not. */
+/* Goes to slurmd.log, not to the user. */
 __attribute__((format(printf, 1, 2))) void slurm_info(const char *format, ...)
 {
-    (void)format;
+    va_list ap;
+
+    va_start(ap, format);
+    fprintf(stderr, "slurmstepd: ");
+    vfprintf(stderr, format, ap);
+    fprintf(stderr, "\n");
+    va_end(ap);
 }
 
 static void call(void *plugin, const char *hook, int argc, char **argv)

@@ -4,14 +4,17 @@ exec.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from steps_support import start_of, step_record
 
 from enforcer.wire.abi import pack_grant, unpack_grant
 from gres.grant.store import Grant, GrantCard
@@ -153,22 +156,55 @@ def test_active_grant_reaches_the_task_sealed_and_owned_by_root(run_dir):
     assert unpack_grant(bytes.fromhex(seen["data"])).job_id == 7
 
 
-def test_slurmstepd_is_on_record_while_its_step_lives(run_dir):
-    """Of any job: also of one without a grant."""
-    stepd = [str(STAGE), str(PLUGIN), "remote", "8", str(USER), f"run_dir={run_dir.parent}/%n"]
+@contextlib.contextmanager
+def step(run_dir: Path, job: int) -> Iterator[subprocess.Popen[str]]:
+    """A slurmstepd of that job whose task runs meanwhile."""
+    stepd = [str(STAGE), str(PLUGIN), "remote", str(job), str(USER), f"run_dir={run_dir.parent}/%n"]
     words = [*stepd, "--", "/bin/sh", "-c", "echo began; read end"]
     env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        words, env=env, cwd="/", text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        words, env=env, cwd="/", text=True, stdin=pipe, stdout=pipe, stderr=pipe
     ) as one:
         assert one.stdout is not None and one.stdout.readline() == "began\n"
-        start = int(Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        yield one
+        _, one.said = one.communicate("\n", timeout=30)  # type: ignore[attr-defined]
+
+
+def test_slurmstepd_is_on_record_while_its_step_lives(run_dir):
+    """Of any job: also of one without a grant."""
+    with step(run_dir, 8) as one:
         record = json.loads((run_dir / f"steps/{one.pid}").read_text())
-        assert record == {"job": 8, "pid": one.pid, "start": start}
+        assert record == {"job": 8, "pid": one.pid, "start": start_of(one.pid)}
         assert (run_dir / f"steps/{one.pid}").stat().st_mode & 0o7777 == 0o644
-        one.communicate("\n", timeout=30)
     assert list((run_dir / "steps").iterdir()) == []
     assert (run_dir / "steps").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_job_has_no_more_records_than_its_bound_and_dead_ones_go(run_dir):
+    """With 32 on record the next step leaves none, and another job's does."""
+    living = [subprocess.Popen(["sleep", "600"]) for _ in range(32)]
+    try:
+        for one in living[1:]:
+            step_record(run_dir, 8, one.pid, start_of(one.pid))
+        dead = step_record(run_dir, 9, living[0].pid, 1)
+        with step(run_dir, 8) as last:
+            assert (run_dir / f"steps/{last.pid}").exists() and not dead.exists()
+        assert last.said == (
+            "slurmstepd: qgpu: spank: 32 steps of job 8 are on record, which is the limit;"
+            " processes of further steps are found by the job's cgroup alone\n"
+        )
+        step_record(run_dir, 8, living[0].pid, start_of(living[0].pid))
+        for job, recorded in ((8, False), (7, True)):
+            with step(run_dir, job) as one:
+                assert (run_dir / f"steps/{one.pid}").exists() == recorded
+            assert one.said == ""
+    finally:
+        for one in living:
+            one.kill()
+            one.wait()
+    with step(run_dir, 8) as one:
+        assert [path.name for path in (run_dir / "steps").iterdir()] == [str(one.pid)]
 
 
 def test_node_without_qgpud_keeps_no_record(run_dir):
