@@ -26,6 +26,7 @@
 
 #define DEFAULT_RUN_DIR "/run/qgpu"
 #define ENV_MAX         (128 * 1024) /* bytes of one variable: the kernel's own limit */
+#define GROUPS_MAX      8192         /* of a cgroup file, as qg_steps.c reads it */
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -39,6 +40,27 @@ static int refuse(pam_handle_t *pam, uint64_t job, const char *why)
               "qgpu: this session does not run without the limits of job %lu: %s. Use srun "
               "--jobid=%lu --overlap --pty bash, or tell the administrators.",
               (unsigned long)job, why, (unsigned long)job);
+    return PAM_SESSION_ERR;
+}
+
+/* In the cgroup of a job without a record the limits are not known. A session outside of all jobs
+ * is none of qgpu's: an administrator's, or one that pam_slurm_adopt lets pass. So is root's. */
+static int without_record(pam_handle_t *pam, uid_t uid)
+{
+    char text[GROUPS_MAX];
+    char *dirs = slurp(getpid(), "cgroup", text, sizeof(text)) > 0 ? steps_job_dirs(text) : NULL;
+    bool outside = dirs && !*dirs;
+
+    free(dirs);
+    if (outside || uid == 0)
+        return PAM_IGNORE;
+    pam_syslog(pam, LOG_ERR,
+               "qgpu: no session for uid %u: it is in the cgroup of a job of Slurm that has no "
+               "record in steps of run_dir",
+               (unsigned)uid);
+    pam_error(pam, "qgpu: this session is in a job of Slurm that qgpu does not know, so it would "
+                   "run without limits. Use srun --jobid=JOB --overlap --pty bash, or tell the "
+                   "administrators.");
     return PAM_SESSION_ERR;
 }
 
@@ -126,15 +148,15 @@ EXPORT int pam_sm_open_session(pam_handle_t *pam, int flags, int argc, const cha
     (void)flags;
     if (!run_dir_of(pam, argc, argv, run_dir, sizeof(run_dir)))
         return PAM_SESSION_ERR;
-    uint64_t job = steps_job_of(run_dir, 0, getpid());
-    if (!job)
-        return PAM_IGNORE; /* root's session, or one that pam_slurm_adopt lets pass */
-    if (job > UINT32_MAX || pam_get_user(pam, &name, NULL) != PAM_SUCCESS)
+    if (pam_get_user(pam, &name, NULL) != PAM_SUCCESS)
         return PAM_SESSION_ERR;
     const struct passwd *user = getpwnam(name);
     if (!user)
         return PAM_USER_UNKNOWN;
-    return with_grant(pam, job, user->pw_uid, run_dir);
+    uint64_t job = steps_job_of(run_dir, 0, getpid());
+    if (job > UINT32_MAX)
+        return PAM_SESSION_ERR;
+    return job ? with_grant(pam, job, user->pw_uid, run_dir) : without_record(pam, user->pw_uid);
 }
 
 EXPORT int pam_sm_close_session(pam_handle_t *pam, int flags, int argc, const char **argv)
