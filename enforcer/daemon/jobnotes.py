@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from enforcer.daemon.audit.findings import Finding
 from enforcer.daemon.requests.runs import is_run
+from enforcer.rate import may_hold
 from gres.trusted import UntrustedError, require
 
 AT_ONCE = 4  # commands at a time: a slurmctld that does not answer must not pile them up here
@@ -51,17 +52,18 @@ class JobNotes:
 
     scontrol: str
     _notified: dict[int, None] = field(default_factory=dict)
-    _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _running: dict[subprocess.Popen[bytes], int] = field(default_factory=dict)  # and its user
 
-    def notify(self, finding: Finding, action: str) -> None:
-        """Notify the job of the finding, unless it was notified already."""
+    def notify(self, finding: Finding, action: str, uid: int) -> None:
+        """Notify the job of the finding, unless it was notified already; `uid` is its user."""
         job_id = finding.job_id
-        self._running = [process for process in self._running if process.poll() is None]
+        self._running = {one: of for one, of in self._running.items() if one.poll() is None}
+        held = list(self._running.values())
         if (
             job_id is None
             or is_run(job_id)
             or job_id in self._notified
-            or len(self._running) >= AT_ONCE
+            or not may_hold(held.count(uid), len(held), AT_ONCE)
         ):
             return
         self._notified[job_id] = None
@@ -72,6 +74,7 @@ class JobNotes:
             command = [self.scontrol, "notify", str(job_id), sentence(finding, action)]
             words = [*outside(os.environ), *command]
             null = subprocess.DEVNULL
-            self._running.append(subprocess.Popen(words, stdin=null, stdout=null, stderr=null))
+            process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null)
+            self._running[process] = uid
         except (OSError, UntrustedError):
             return  # the log has the finding

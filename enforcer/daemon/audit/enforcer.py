@@ -52,7 +52,7 @@ class AuditEnforcer:
     stopped: Callable[[int], bool | None] = stopped
     stop_waits: Callable[[int], bool] = stop_waits
     # notifies the job's user of a program without limits
-    notify: Callable[[Finding, str], None] | None = None
+    notify: Callable[[Finding, str, int], None] | None = None
     _logged: set[Finding] = field(default_factory=set)
     _signalled: set[Mark] = field(default_factory=set)
     _held: dict[Mark, _Held] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class AuditEnforcer:
         else:
             self._left_out[uid] += 1
         if self.notify is not None and finding.kind == "unregistered":
-            self.notify(finding, self.settings.action if done else "log")
+            self.notify(finding, self.settings.action if done else "log", uid)
 
     def _uid_of(self, finding: Finding) -> int:
         grant = self.grants().get(finding.job_id or 0)
