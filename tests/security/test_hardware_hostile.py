@@ -6,14 +6,17 @@ The arbiter is the sanitized one.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import arbiter_support as a
 import pytest
 from hardware_support import Node, Program, node
+from steps_support import start_of
 
 from enforcer.wire import abi
 
@@ -219,3 +222,47 @@ def cpu_seconds(here: Node) -> float:
 
 
 assert abi.MAX_GROUPS == 32 and abi.MAX_CHANNELS == 64
+
+
+HONEST = 300_200
+AS_HONEST = (
+    "from pathlib import Path",
+    "from arbiter_support import GIB, grant",
+    "from sim_client import Cuda",
+    "peer = Peer.__new__(Peer)",
+    "peer.cuda, peer.tenant, peer.job = Cuda(0), None, 3",
+    "peer.grant = grant(3, 'offline', 50, 8 * GIB, peer_card)",
+    "peer.uuid, peer.run_dir = peer_card, Path(peer_dir)",
+    "peer.learn()",
+    f"os.seteuid({HONEST})",
+    "peer.register()",
+    "os.seteuid(0)",
+    "peer.tell()",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
+def test_no_user_may_have_more_clients_than_are_free(tmp_path: Path) -> None:
+    """root plays the greedy one: his next job is left to its gate, and another user's is not."""
+    with node(tmp_path, binary=a.ARBITER_FEW) as here:
+        a.let_others_in(tmp_path)
+        here.sync((1, "online"), (2, "offline"), (4, "offline"))
+        here.link.grant(replace(a.grant(3, "offline", 50, 8 * a.GIB, *here.cards), uid=HONEST))
+        here.hardware(actor="arbiter")
+        for _ in range(4):
+            here.job(2)
+        here.becomes(2, "ready")
+        here.job(4)
+        a.wait_for(lambda: here.tenant(4).state == "failed", "there is no room for it")
+        full = "its user has as many clients of the driver as there is room for"
+        assert here.tenant(4).why == full
+        honest = here.program()
+        program = json.dumps({"pid": honest.pid, "start": start_of(honest.pid)})
+        (here.arbiter.run_dir / "grants").mkdir(exist_ok=True)
+        (here.arbiter.run_dir / "grants/3.run").write_text(program)
+        honest.ask(f"peer_card, peer_dir = {here.cards[0]!r}, {str(here.arbiter.run_dir)!r}")
+        for line in AS_HONEST:
+            honest.ask(line)
+        here.becomes(3, "ready")
+        still_stops(here, honest)
+        assert here.tenant(2).state == "ready" and here.tenant(2).failures == 0

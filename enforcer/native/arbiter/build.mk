@@ -21,6 +21,7 @@ ARB_CFLAGS := $(QG_CFLAGS) -I$(ARB_DIR) -pthread
 # twentieth less.
 NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan \
           $(BUILD)/test/qgpu-arbiter-tsan $(BUILD)/test/qgpu-arbiter-nohw \
+          $(BUILD)/test/qgpu-arbiter-few \
           $(BUILD)/test/libqgpu_policy.so $(BUILD)/test/libqgpu_steps.so
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
@@ -48,6 +49,11 @@ $(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
 $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer $(ARB_SRC) -o $@
+
+# Eight records of hardware preemption, so that a test can fill them.
+$(BUILD)/test/qgpu-arbiter-few: $(ARB_SRC) $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) -O1 -g $(ARB_CFLAGS) -DHW_RECORDS=8u $(ARB_SRC) -o $@
 
 $(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy/*.c) $(ARB_HDR)
 	@mkdir -p $(@D)
