@@ -127,3 +127,19 @@ def test_refusals_of_clients_are_printable(live: Live) -> None:
     )
     said = [line for line in done.stderr.split("\n") if "is refused: write a whole" in line]
     assert len(said) == 1 and said[0].isprintable() and "1?qgpu: ?[1mG" in said[0]
+
+
+def test_notes_to_ones_own_job_reach_no_daemon_of_qgpu(live: Live) -> None:
+    """`scontrol notify` by a user writes to the job's own stderr, and no log of ours grows."""
+    job = live.submit("echo up; exec sleep 600", "--gres=qgpu:30")
+    live.until(lambda: "up" in live.output(job), 20, "the job's first line")
+    for number in range(50):
+        live.ask(
+            "scontrol", "notify", str(job), f"flood-{number} qgpud: event=forged", user="alice"
+        )
+    live.until(lambda: live.output(job).count("event=forged") == 50, 20, "the notes in its stderr")
+    logs = [live.paths(node).log(of) for node in live.nodes for of in ("qgpud", "arbiter")]
+    assert not any(b"flood-" in path.read_bytes() for path in logs)
+    failure = live.paths(live.grant(job).node).run_dir / "last-failure"
+    assert not failure.exists() or "flood-" not in failure.read_text()
+    live.cancel(job)
