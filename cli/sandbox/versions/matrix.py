@@ -42,6 +42,7 @@ SUBSET = (
     "tests/slurm/node/test_mig.py",
     "tests/slurm/node/test_native_gres.py",
     "tests/slurm/jobs/test_api_clients.py",
+    "tests/slurm/jobs/test_long_texts.py",
     "tests/slurm/node/test_spank_options.py",
     "tests/slurm/node/test_plugin_stale.py",
     "tests/slurm/jobs/test_jobs_queued_before.py",
