@@ -79,10 +79,13 @@ class Sandbox:
         bringup.check_machine(self.layout, self.options)
         with plan.machine_lock():
             self._clear_old()
-            chosen = plan.choose(self.options).with_slurm(services.slurm_version())
-            bringup.prepare(self.layout, chosen)
-            held = self._hold_state()
-            self._daemons.remember("namespace", namespace.start_holder(self.layout, chosen.cgroup))
+            chosen, slot = plan.choose(self.options)
+            with slot:
+                chosen = chosen.with_slurm(services.slurm_version())
+                bringup.prepare(self.layout, chosen)
+                held = self._hold_state()
+                holder = namespace.start_holder(self.layout, chosen.cgroup, slot)
+            self._daemons.remember("namespace", holder)
         with held:
             try:
                 bringup.run(Cluster(chosen, self.layout, self._daemons), self.progress)

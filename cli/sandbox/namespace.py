@@ -12,6 +12,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import socket
 import subprocess
 from pathlib import Path
 
@@ -79,8 +80,8 @@ def _moved_cgroups(cgroup: str) -> list[str]:
     return [str(root), str(cgroups.ROOT)]
 
 
-def start_holder(layout: Layout, cgroup: str) -> int:
-    """Start the process that keeps the namespace and return its pid.
+def start_holder(layout: Layout, cgroup: str, slot: socket.socket) -> int:
+    """Start the process that keeps the namespace and the slot, and return its pid.
 
     With cgroups version 2 it has no others, as on a modern node: all programs inside see that.
     """
@@ -97,6 +98,7 @@ def start_holder(layout: Layout, cgroup: str) -> int:
             cwd="/",
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", processes.MARK: str(layout.state)},
             start_new_session=True,
+            pass_fds=[slot.fileno()],
         )
     assert holder.stdout is not None
     with holder.stdout as out:

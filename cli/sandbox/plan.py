@@ -5,6 +5,7 @@ side.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -204,8 +205,11 @@ def others(state: Path) -> dict[Path, Plan]:
     return found
 
 
-def choose(options: SandboxOptions) -> Plan:
-    """Choose what is free, with machine_lock() held. SandboxError if the node names are in use."""
+def choose(options: SandboxOptions) -> tuple[Plan, socket.socket]:
+    """Choose what is free, with machine_lock() held. SandboxError if the node names are in use.
+
+    The slot is the sandbox's for as long as a process has the socket open.
+    """
     running = others(options.state)
     names = set(options.node_names)
     for path, plan in running.items():
@@ -249,15 +253,31 @@ def choose(options: SandboxOptions) -> Plan:
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):
         candidate = replace(plan, slot=slot)
-        if (
-            slot not in taken
-            and namespace.uids_free(candidate.first_uid)
-            and _ports_free(candidate)
-        ):
-            return candidate
+        if slot in taken or (held := reserve(slot)) is None:
+            continue
+        if namespace.uids_free(candidate.first_uid) and _ports_free(candidate):
+            return candidate, held
+        held.close()
     raise SandboxError(
         f"no free block of {_PORTS} ports from {_FIRST_PORT} on: end another sandbox first"
     )
+
+
+def reserve(slot: int) -> socket.socket | None:
+    """Take the slot; None if a sandbox has it. It is free again once all have closed the socket.
+
+    The name is known where the ports are: in the network namespace. Records and processes of other
+    sandboxes may be out of sight: in a tree with a state directory of its own, in a container.
+    """
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        held.bind(f"\0qgpu-sandbox-slot-{slot}")
+    except OSError as error:
+        held.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return held
 
 
 def _ports_free(plan: Plan) -> bool:

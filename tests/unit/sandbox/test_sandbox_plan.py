@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,53 @@ def test_slots_share_no_port_uid_or_minor() -> None:
     assert max(ports) < 32768
     assert max(uids) < 60000
     assert max(minors) < 1 << 20
+
+
+TAKE = """
+import sys
+from cli.sandbox import plan
+sys.stdin.readline()
+for slot in range(plan.SLOTS):
+    if (held := plan.reserve(slot)) is not None:
+        print(slot, flush=True)
+        sys.stdin.readline()
+        break
+"""
+
+
+def test_sandboxes_that_start_at_once_get_slots_of_their_own() -> None:
+    ups = [
+        subprocess.Popen(
+            [sys.executable, "-c", TAKE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(12)
+    ]
+    try:
+        for up in ups:
+            assert up.stdin
+            up.stdin.write("\n")
+            up.stdin.flush()
+        slots = [int(up.stdout.readline()) for up in ups if up.stdout]
+    finally:
+        for up in ups:
+            up.communicate()
+    assert len(set(slots)) == len(ups)
+
+
+def test_a_slot_is_taken_as_long_as_a_process_holds_it() -> None:
+    slot = SLOTS + os.getpid()  # no sandbox has it
+    held = plan.reserve(slot)
+    assert held is not None
+    with held:
+        holder = subprocess.Popen(["sleep", "600"], pass_fds=[held.fileno()])
+    try:
+        assert plan.reserve(slot) is None
+    finally:
+        holder.kill()
+        holder.wait()
+    again = plan.reserve(slot)
+    assert again is not None
+    again.close()
 
 
 def test_the_record_comes_back_as_it_was(layout: Layout) -> None:
