@@ -18,7 +18,7 @@ from enforcer.daemon.requests.runs import is_run
 from enforcer.ledger.store import Ledger
 from gres.grant.store import Grant, GrantError, GrantStore
 
-# seconds: slurmd drops a job within minutes, and until then a requeue may skip the Prolog
+# seconds: slurmd remembers a job for AuthInfo=cred_expire (120), and a requeue skips the Prolog
 OVER_KEPT_S = 6 * 3600
 FORGET_NS = 60 * 10**9  # period of scans for old marks, as a busy node has thousands
 _BY_SLURM = ("epilog", "marker", "lost", "released")
