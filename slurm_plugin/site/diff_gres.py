@@ -194,7 +194,10 @@ def gres_differences(
     yield from _cores(config, site, nodes)
     auto = _auto(site)
     if auto and nodes and not any(list(_own_auto(site, name)) for name in nodes) and not faults:
-        why = "it may order and name the cards anew"
+        why = (
+            "it may order and name the cards anew, and a step of a share may set the card's clocks"
+            " (--gpu-freq)"
+        )
         line = f"NodeName={nodes[0]} AutoDetect=off"
         yield Difference(
             "AutoDetect",
