@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 from asks_support import NOBODY, as_nobody, connect, run_dir, status
-from daemon_support import Serving
+from daemon_support import Serving, sampled
 
 from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.audit import enforcer
@@ -265,7 +265,7 @@ def test_a_users_cgroup_named_like_a_job_is_neither_charged_nor_acted_upon(
     service.prolog(env)
     uuid = node.nvml.cards()[0].uuid
     settings = service.config.enforcer.audit.model_copy(update={"action": "kill"})
-    service.inspector.settings = settings
+    service.inspector.enforcer.settings = settings
     acted_upon: list[int] = []
     monkeypatch.setattr(
         enforcer, "send_action", lambda action, pids, *_: acted_upon.extend(pids) or list(pids)
@@ -275,7 +275,7 @@ def test_a_users_cgroup_named_like_a_job_is_neither_charged_nor_acted_upon(
     node.arbiter.procs = [ProcessUse(9, uuid, 50, 1 << 30)]
     node.nvml.put(uuid, GpuProcess(50, 1 << 30), GpuProcess(51, 70 << 30))
     for _ in range(6):
-        service.sample_cards()
+        sampled(service)
     assert acted_upon == [], (
         "the victim's processes are not killed for the memory of another user's"
     )

@@ -36,7 +36,7 @@ def test_one_users_findings_neither_fill_the_log_nor_hide_those_of_another(lines
         FakeClock(),
         lambda: {1: grant(1, GREEDY), 2: grant(2, HONEST)},
         lambda pid: None,
-        notify=lambda finding, action: told.append(finding.job_id),
+        notify=lambda finding, action, uid: told.append((finding.job_id, uid)),
     )
     monkeypatch.setattr(audit._lines, "_now", lambda: now)
     many = [Finding("unregistered", CARD.uuid, 1, 10**7 + n, (10**7 + n,)) for n in range(500)]
@@ -47,7 +47,7 @@ def test_one_users_findings_neither_fill_the_log_nor_hide_those_of_another(lines
     assert sum("job=1 " in line for line in lines()) == enforcer.LINES
     assert sum("job=2 " in line for line in lines()) == 1
     assert sum("event=audit-stranger" in line for line in lines()) == 1
-    assert set(told) == {1, 2}, "whoever is not logged is told all the same"
+    assert set(told) == {(1, GREEDY), (2, HONEST)}, "whoever is not logged is told all the same"
     now = 1.0
     audit.act([Finding("unregistered", CARD.uuid, 1, 9, (9,))], many)
     assert lines()[-2] == f"event=audit-more uid={GREEDY} lines={500 - enforcer.LINES}"
