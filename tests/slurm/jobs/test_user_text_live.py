@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -48,18 +49,17 @@ class Tags(HTMLParser):
 
 
 def test_reports_count_the_jobs_that_ran_and_no_others(live: Live, tmp_path: Path) -> None:
-    before = users(live)
+    since = int(time.time()) + 1
+    live.until(lambda: time.time() > since, 5, "the next second: no earlier job is in it")
     jobs = [hostile(live, name) for name in NAMES]
     live.finish(*jobs)
     for job in jobs:
         live.wait_sacct(job)
-    count = before.get("alice", {"jobs": 0})["jobs"] + len(NAMES)
-    # Slurm may write what a job had after its end.
-    live.until(
-        lambda: users(live).get("alice", {}).get("jobs") == count, 20, f"{count} jobs of alice"
-    )
-    after = users(live)
-    assert after.get("bob") == before.get("bob"), "nothing is booked to another user"
+        # Slurm may write this after the job's end.
+        live.until(lambda job=job: "qgpu" in live.sacct(job, "alloctres")[0], 20, f"{job}'s TRES")
+    found = users(live, since)
+    assert set(found) == {"alice"}, "nothing is booked to another user"
+    assert found["alice"]["jobs"] == len(NAMES), live.ask("sacct", "-aXTP", "-S", stamp(since))
     found = live.report(*jobs)
     assert set(found) == set(jobs) and {found[job]["user"] for job in jobs} == {"alice"}
     assert found[jobs[0]]["name"] == FORGED, "Slurm keeps the newline, and so do we"
@@ -74,9 +74,15 @@ def test_reports_count_the_jobs_that_ran_and_no_others(live: Live, tmp_path: Pat
     check_summaries(live, jobs)
 
 
-def users(live: Live) -> dict[str, dict[str, object]]:
-    """Totals of the last hour, by user."""
-    body = json.loads(live.ask("qgpu", "report", "--since", "1h", "--by", "user", "--json"))
+def stamp(seconds: int) -> str:
+    """The time as Slurm and `qgpu report` take it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def users(live: Live, since: int) -> dict[str, dict[str, object]]:
+    """Totals since then, by user."""
+    words = ("--since", stamp(since), "--by", "user", "--json")
+    body = json.loads(live.ask("qgpu", "report", *words))
     return {group["name"]: group for group in body["groups"]}
 
 
