@@ -9,14 +9,16 @@ chosen by the first one; the second one is never looked at for that, and alone i
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from bench.harness.figures import Figure
 from bench.worlds.draw import SECONDS, without_offline, world
-from bench.worlds.judge import Judged, judge, percentile
+from bench.worlds.judge import Judged, Raw, judge, percentile
+from simulator.whatif.simtrace import Trace
 from simulator.whatif.simulate import run_program
 
 COUNT, FEW = 200, 50
@@ -45,15 +47,19 @@ KINDS = (
 )
 
 
-def run(seed: int) -> Judged:
-    """The figures of the world of a seed."""
+def run(seed: int, program: Path | None = None) -> Judged:
+    """The figures of the world of a seed, by this qgpu-simulate or the one of the build."""
     trace = world(seed)
     online = without_offline(trace)
+
+    def outcome(trace: Trace, word: str) -> Raw:
+        return run_program(trace, word, columns=SECONDS, jobs=1, program=program)
+
     return judge(
         trace,
-        run_program(trace, "--requests", columns=SECONDS, jobs=1),
-        run_program(trace, "--fluid", columns=SECONDS, jobs=1),
-        run_program(online, "--requests", columns=SECONDS, jobs=1) if online.tenants else None,
+        outcome(trace, "--requests"),
+        outcome(trace, "--fluid"),
+        outcome(online, "--requests") if online.tenants else None,
     )
 
 
@@ -63,7 +69,7 @@ def of_seeds(seeds: Sequence[int]) -> dict[int, Judged]:
         return dict(zip(seeds, pool.map(run, seeds), strict=True))
 
 
-def worst_first(found: dict[int, Judged], kind: Kind) -> list[tuple[float, int]]:
+def worst_first(found: Mapping[int, Judged], kind: Kind) -> list[tuple[float, int]]:
     """Value and seed of each world that has such a figure, the worst one first."""
     pairs = [
         (value, seed)
@@ -73,17 +79,22 @@ def worst_first(found: dict[int, Judged], kind: Kind) -> list[tuple[float, int]]
     return sorted(pairs, reverse=kind.sense == "<=")
 
 
-def figure(found: dict[int, Judged], kind: Kind, judged: bool) -> Figure:
+def p95(found: Mapping[int, Judged], kind: Kind) -> float:
+    """The value that 95 % of the worlds reach or do better."""
+    values = [value for value, _ in worst_first(found, kind)]
+    return percentile(values, 95) if kind.sense == "<=" else -percentile([-v for v in values], 95)
+
+
+def figure(found: Mapping[int, Judged], kind: Kind, judged: bool) -> Figure:
     """p95 of the worlds is the figure; median and the worst three, with their seeds, are beside
     it.
     """
     ranked = worst_first(found, kind)
     values = [value for value, _ in ranked]
-    p95 = percentile(values if kind.sense == "<=" else [-v for v in values], 95)
     worst = ", ".join(f"{value:.3g} (seed {seed})" for value, seed in ranked[:3])
     return Figure(
         f"worlds_{kind.field}_p95{'' if judged else '_tuning'}",
-        p95 if kind.sense == "<=" else -p95,
+        p95(found, kind),
         kind.unit,
         kind.target if judged else None,
         kind.sense,
