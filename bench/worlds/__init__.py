@@ -1,1 +1,1 @@
-"""Random scenarios that nobody tuned anything for, through the what-if engine."""
+"""Random scenarios, for which no constant was chosen, through the what-if engine."""

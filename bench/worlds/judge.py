@@ -73,8 +73,8 @@ def of_class(trace: Trace, job_class: JobClass) -> list[TenantTrace]:
 
 
 def offline_is_judged(trace: Trace) -> bool:
-    """Under fixed-share online waits for its budget with work to do, and nobody says how much of
-    that time is offline's.
+    """Not beside fixed-share of online: while online is runnable and out of budget, no policy says
+    whether offline may run. So there is no ideal to compare with.
     """
     return trace.cards[0].policy.online != "fixed-share" or not of_class(trace, "online")
 

@@ -1,5 +1,5 @@
-"""Random worlds through the what-if engine: what the arbiter's decision gives to tenants that
-nobody had in mind.
+"""Random worlds through the what-if engine: what the arbiter's decision gives to tenants for
+which no constant was chosen.
 
 Each world is run three times: as it is, on the fluid card, and for its online tenants alone. Equal
 seeds give equal figures, on any machine. Two sets of seeds are run: rules and constants may be
@@ -8,6 +8,7 @@ chosen by the first one; the second one is never looked at for that, and alone i
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,15 +53,16 @@ def run(seed: int, program: Path | None = None) -> Judged:
     trace = world(seed)
     online = without_offline(trace)
 
-    def outcome(trace: Trace, word: str) -> Raw:
-        return run_program(trace, word, columns=SECONDS, jobs=1, program=program)
+    def outcome(trace: Trace) -> Raw:
+        return run_program(trace, "--requests", columns=SECONDS, jobs=1, program=program)
 
-    return judge(
-        trace,
-        outcome(trace, "--requests"),
-        outcome(trace, "--fluid"),
-        outcome(online, "--requests") if online.tenants else None,
-    )
+    return judge(trace, outcome(trace), fluid(seed), outcome(online) if online.tenants else None)
+
+
+@functools.cache
+def fluid(seed: int) -> Raw:
+    """The world on the fluid card: no decision is in it, so all programs agree on it."""
+    return run_program(world(seed), "--fluid", columns=SECONDS, jobs=1)
 
 
 def of_seeds(seeds: Sequence[int]) -> dict[int, Judged]:

@@ -36,8 +36,7 @@ class Confirmation:
 
     def __init__(self, apart_ns: int = 0) -> None:
         self._apart_ns = apart_ns
-        self._seen: dict[Finding, int] = {}
-        self._counted_ns: dict[Finding, int] = {}
+        self._seen: dict[Finding, tuple[int, int]] = {}  # samples, and when the last one counted
         self._suspicion: dict[Suspect, int] = {}
 
     def due(
@@ -46,29 +45,30 @@ class Confirmation:
         """The findings that count now. `unable`: processes that cannot register; their count
         restarts.
         """
-        seen, counted = self._seen, self._counted_ns
-        self._seen, self._counted_ns = {}, {}
+        before, self._seen = self._seen, {}
         for finding in findings:
-            last_ns = counted.get(finding)
-            new = last_ns is None or now_ns - last_ns >= self._apart_ns
-            self._counted_ns[finding] = now_ns if new or last_ns is None else last_ns
-            self._seen[finding] = 0 if finding in unable else seen.get(finding, 0) + new
-        self._suspect({_suspect(f) for f in self._seen if f.kind in EVADABLE and f not in unable})
+            samples, counted_ns = before.get(finding, (0, now_ns - self._apart_ns))
+            if now_ns - counted_ns >= self._apart_ns:
+                samples, counted_ns = samples + 1, now_ns
+            self._seen[finding] = (0 if finding in unable else samples), counted_ns
+        self._suspect({_key(f) for f in self._seen if f.kind in EVADABLE and f not in unable})
         return [
-            finding for finding, samples in self._seen.items() if samples >= self._needed(finding)
+            finding
+            for finding, (samples, _) in self._seen.items()
+            if samples >= self._needed(finding)
         ]
 
     def again(self, finding: Finding) -> None:
         """The finding was acted upon: processes that replace those need as many samples again."""
         if finding in self._seen:
-            self._seen[finding] = 0
+            self._seen[finding] = 0, self._seen[finding][1]
         if finding.kind == "over":  # of all processes of the job: the next ones did nothing
-            self._suspicion.pop(_suspect(finding), None)
+            self._suspicion.pop(_key(finding), None)
 
     def ended(self, job_id: int) -> None:
         """The job's grant ended: the next job with this number starts without a history."""
         self._seen = {
-            finding: samples for finding, samples in self._seen.items() if finding.job_id != job_id
+            finding: count for finding, count in self._seen.items() if finding.job_id != job_id
         }
         self._suspicion = {key: score for key, score in self._suspicion.items() if key[0] != job_id}
 
@@ -85,16 +85,16 @@ class Confirmation:
         }
 
     def _needed(self, finding: Finding) -> int:
-        suspected = self._suspicion.get(_suspect(finding), 0) >= SUSPICION_LIMIT
+        suspected = self._suspicion.get(_key(finding), 0) >= SUSPICION_LIMIT
         return 1 if suspected else SAMPLES_NEEDED[finding.kind]
 
     @property
     def pending(self) -> bool:
         """Whether a finding is present that does not count yet."""
-        return any(samples < self._needed(finding) for finding, samples in self._seen.items())
+        return any(samples < self._needed(finding) for finding, (samples, _) in self._seen.items())
 
 
-def _suspect(finding: Finding) -> Suspect:
+def _key(finding: Finding) -> Suspect:
     return finding.job_id, finding.uuid, finding.kind
 
 

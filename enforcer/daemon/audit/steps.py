@@ -24,7 +24,7 @@ from gres.grant.store import RUN_BASE
 STEPS = "steps"  # below run_dir, as slurm_plugin/spank/step.c has it
 # age of a directory's date from which it is trusted: file systems have coarse clocks
 SETTLED_NS = 2 * 10**9
-SEARCH_NS = 900 * 10**6  # below one poll of the audit, so each poll may search once
+SEARCH_NS = 900 * 10**6  # least time between two searches: one serves the polls of a second
 UNIFIED = "0::"  # how lines of cgroup version 2 begin
 _TITLE = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
 MAX_PER_JOB = 32  # records; slurm_plugin/spank leaves no more

@@ -1,4 +1,4 @@
-"""A job of one percent has no more of a node than is booked, and keeps it from nobody."""
+"""A job of one percent has no more of a node than is booked, and other jobs start beside it."""
 
 from __future__ import annotations
 
