@@ -42,136 +42,48 @@ def constant(name: str, old: str, new: str, why: str) -> Ablation:
     return Ablation(why, (("policy.h", f"#define {name} {old}\n", f"#define {name} {new}\n"),))
 
 
+def text(file: str, old: str, new: str, why: str) -> Ablation:
+    """One other text in one file."""
+    return Ablation(why, ((file, old, new),))
+
+
 ABLATIONS = (
-    Ablation(
-        "learned length of pauses",
-        (
-            (
-                "policy_quantum.c",
-                "    return cur->real_pauses == QP_LATE_THREAD  ? QP_LATE_PAUSE_NS\n",
-                "    return cur ? QP_PAUSE_NS : cur->real_pauses == QP_LATE_THREAD ?"
-                " QP_LATE_PAUSE_NS\n",
-            ),
-        ),
+    constant("QP_LONG_QUANTUM", "10u", "1u", "long quanta of backlogged tenants"),
+    constant("QP_GAP_NS", "(1 * QP_MS)", "0ull", "gaps between launches"),
+    constant("QP_PAUSE_NS", "200000ull", "0ull", "a pause before a quantum is given away"),
+    constant("QP_START_NS", "(1 * QP_MS)", "(100 * QP_MS)", "charge of an unused quantum"),
+    constant("QP_DRAIN_PARTS", "8u", "1000000u", "polls of a drain by its age"),
+    constant("QP_DRAIN_TIMEOUT_NS", "(100 * QP_MS)", "(1000 * QP_MS)", "drain timeout of 100 ms"),
+    constant("QP_MARGIN_NS", "(QP_FIXED_WINDOW_US * 1000ull)", "0ull", "fixed-share: margin"),
+    constant(
+        "QP_BUDGET_MAX_NS",
+        "(50 * (int64_t)QP_MS)",
+        "(0 * (int64_t)QP_MS)",
+        "fixed-share: tokens saved for waits",
     ),
-    Ablation(
-        "close samples after a pause",
-        (
-            (
-                "policy_quantum.c",
-                "    if (!cur->paused_ns || now - cur->paused_ns >= QP_PAUSE_MEMORY_NS)\n",
-                "    if (cur)\n",
-            ),
-        ),
+    text(
+        "policy_budget.c",
+        "    return t->share * 10 * QP_MS - QP_MARGIN_NS;\n",
+        "    return t ? QP_NEVER : 0;\n",
+        "fixed-share: limit of a second",
     ),
-    Ablation(
-        "longer pauses after a drain timeout",
-        (("policy_quantum.c", "    if (s->recent_timeout)\n", "    if (!s)\n"),),
+    text(
+        "policy_charge.c",
+        "    if (before && t->reported_end_ns)\n",
+        "    if (!t)\n",
+        "reported ends in charges",
     ),
-    constant("QP_LONG_QUANTUM", "10u", "1u", "long quanta of two backlogged tenants"),
-    constant("QP_LONG_QUANTUM_MANY", "7u", "1u", "long quanta of more than two"),
-    constant("QP_LONG_QUANTUM_MANY", "7u", "10u", "shorter long quanta with more than two"),
-    Ablation(
-        "shorter quanta of small shares",
-        (("policy_quantum.c", "    if (s->competitors < 2)\n", "    if (s)\n"),),
+    text(
+        "policy_charge.c",
+        "            settle_outside_quantum(t, own - part);\n",
+        "            settle_outside_quantum(t, 0 * own * part);\n",
+        "debt for work outside a quantum",
     ),
-    Ablation(
-        "a quantum less its drain",
-        (("policy_quantum.c", "- min_u64(drain, longer / 2) :", "- 0 * drain :"),),
-    ),
-    Ablation(
-        "the next gate opens early",
-        (("policy_quantum.c", "    if (!may_open_early(c, k))\n", "    if (c || k)\n"),),
-    ),
-    Ablation(
-        "first poll by learned drains",
-        (
-            (
-                "policy_quantum.c",
-                "    return max_u64(t->short_drain_ns / 4 * 3, QP_DRAIN_POLL_NS);\n",
-                "    return t ? QP_DRAIN_POLL_NS : 0;\n",
-            ),
-        ),
-    ),
-    Ablation(
-        "polls of uneven drains",
-        (("policy_quantum.c", "    return t->uneven_drains\n", "    return !t\n"),),
-    ),
-    Ablation(
-        "late polls where a thread reports the end",
-        (
-            (
-                "policy_quantum.c",
-                "    if (t->at_gate && !is_fixed_share(s))\n        return max_u64(first, now +"
-                " QP_REPORTED_POLL_NS);\n",
-                "",
-            ),
-        ),
-    ),
-    Ablation(
-        "learned drain timeout",
-        (
-            (
-                "policy_quantum.c",
-                "    bool known = t->max_drain_ns && !is_fixed_share(s);\n",
-                "    bool known = !t && !s;\n",
-            ),
-        ),
-    ),
-    constant("QP_TIMEOUT_HALVINGS", "6u", "0u", "halved drain timeouts"),
-    constant("QP_KEEP_CREDIT_NS", "(5 * QP_MS)", "(0 * QP_MS)", "credit kept over a gap"),
-    constant("QP_REOPEN_SLICES", "3u", "1u", "fixed-share: budget saved before a gate opens"),
-    constant("QP_MARGIN_NS", "(2 * QP_MS)", "(0 * QP_MS)", "fixed-share: margin of the window"),
-    Ablation(
-        "fixed-share: another margin for long kernels",
-        (
-            (
-                "policy_budget.c",
-                "(has_long_kernels(t) ? QP_LATE_REPORT_NS : QP_MARGIN_NS)",
-                "QP_MARGIN_NS",
-            ),
-        ),
-    ),
-    Ablation(
-        "fixed-share: a full card opens sooner",
-        (
-            (
-                "policy_budget.c",
-                "    return waiting > 1 && shares >= FULL_SHARES;\n",
-                "    return waiting > 256 && shares >= FULL_SHARES;\n",
-            ),
-        ),
-    ),
-    Ablation(
-        "fixed-share: fine samples of young work",
-        (
-            (
-                "policy.c",
-                "    return min_u64(tick, max_u64(QP_FINE_NS, (now - t->busy_since_ns) /"
-                " QP_FINE_PARTS));\n",
-                "    return tick + 0 * now * t->share;\n",
-            ),
-        ),
-    ),
-    Ablation(
-        "all deficits move back at the bound",
-        (
-            (
-                "policy_charge.c",
-                "clamp_deficit(t->deficit_ns - balance * weight(s, t) / sum);\n",
-                "clamp_deficit(t->deficit_ns + 0 * balance * sum);\n",
-            ),
-        ),
-    ),
-    Ablation(
+    text(
+        "policy_charge.c",
+        "    return (t->was_undrained || t->undrained) && s->current != (int32_t)i &&\n",
+        "    return !t && s->current != (int32_t)i &&\n",
         "no charge of others for work outside a quantum",
-        (
-            (
-                "policy_charge.c",
-                "    return (t->was_undrained || t->undrained) && s->current != (int32_t)i &&\n",
-                "    return !t && s->current != (int32_t)i &&\n",
-            ),
-        ),
     ),
 )
 

@@ -179,24 +179,3 @@ def test_credits_of_others_balance_beside_a_liar(believed: bool) -> None:
     assert card[0].deficit_ns + card[1].deficit_ns == pytest.approx(0, abs=1000)
     assert abs(card[0].deficit_ns) <= 10 * MS
     assert card[2].deficit_ns <= 0
-
-
-def test_the_bound_moves_all_claims_alike() -> None:
-    """Debts that others worked off left credit behind. At the bound no tenant loses its place to
-    another.
-    """
-    card = Card((OFFLINE, 10), (OFFLINE, 90))
-    card.want(0, 1)
-    card.at(0)
-    first = card.current()
-    card.use(first)
-    card[0].deficit_ns, card[1].deficit_ns = 150 * MS, 999 * MS
-    gap = 9 * card[0].deficit_ns - card[1].deficit_ns
-    cls = card.raw.cls[1]
-    for _ in range(20):
-        cls.current, cls.use_from_ns = 0, card.now
-        card[0].gate, card[0].undrained, card[1].gate = 0, 1, abi.GATE_CLOSED
-        used = 2 * MS
-        card.at(used)
-        gap -= 9 * used * 9 // 10 + used * 9 // 10
-        assert 9 * card[0].deficit_ns - card[1].deficit_ns == pytest.approx(gap, abs=5000)

@@ -21,8 +21,12 @@ class Card:
             cls.policy = policy
         for i, (job_class, share) in enumerate(tenants):
             t = self.raw.tenant[i]
-            t.live, t.granted, t.job_class, t.share, t.procs = 1, 1, job_class, share, 2
+            t.live, t.job_class, t.share, t.contexts = 1, job_class, share, 2
+            t.budget_ns = 20 * MS  # of fixed-share: enough for a first quantum
         self.now = 1000 * MS
+        # Online tenants whose threads never launch, and those whose work makes no progress.
+        self.doubted: set[int] = set()
+        self.hung: set[int] = set()
 
     def __getitem__(self, i: int) -> QpTenant:
         return self.raw.tenant[i]
@@ -30,6 +34,10 @@ class Card:
     def at(self, later_ns: int) -> None:
         """Decide the given time later."""
         self.now += later_ns
+        for i in range(self.raw.ntenants):
+            works = self[i].runnable and i not in self.doubted
+            online = self[i].job_class == abi.CLASS_ONLINE
+            self[i].preempts = int(online and bool(works or i in self.hung))
         self.lib.decide(self.now)
         assert self.raw.wake_ns > self.now
 

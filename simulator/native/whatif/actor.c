@@ -172,7 +172,7 @@ static void launch(struct world *w, struct machine *m, struct actor *a)
 {
     a->launched = true;
     if (!a->began_ns)
-        a->rang = a->gate & QG_GATE_NOTIFY;
+        a->rang = (a->gate & QG_GATE_NOTIFY) && a->state != ST_WAKING;
     if (!a->began_ns)
         a->began_ns = m->now;
     if (a->gate & QG_GATE_NOTIFY)
@@ -410,10 +410,10 @@ static uint64_t stuck_after(const struct actor *a)
 
 void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
 {
-    t->live = t->granted = a->state != ST_AWAY;
+    t->live = a->state != ST_AWAY;
     t->job_class = a->job_class;
     t->share = a->share;
-    t->procs = a->procs;
+    t->contexts = a->procs;
     t->ungoverned = a->ungoverned;
     bool flying = on_card(a->state), standing = a->state == ST_STANDING || a->state == ST_WAKING;
     if (flying)
@@ -421,22 +421,17 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
     if (a->halted && standing)
         standing = standing_believed(m, a);
     t->undrained = flying;
-    bool foreseen = a->state == ST_DRAINING && a->nkernels == 1 && m->nrunning == 1;
-    t->predicted_end_ns = foreseen ? m->now + 1 + m->stall_ns + a->flight_ns : 0;
     t->runnable = flying || standing || a->launched;
     t->reported_end_ns = flying || standing || a->nkernels > 1 ? 0 : a->ended_ns;
-    if (t->runnable)
-        a->moved_ns = m->now;
-    t->inactive_since_ns = flying || standing || a->lie ? 0 : a->moved_ns;
-    t->at_gate = standing;
     if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns)
         t->used_from_ns = a->rang ? m->now : a->began_ns;
-    t->doubted = standing && !flying && !a->launched && a->doubt_ns;
+    t->preempts = t->runnable && !(standing && !flying && !a->launched && a->doubt_ns);
     a->launched = false;
     if (a->lie == LIE_IDLE)
-        t->runnable = t->undrained = 0;
+        t->runnable = t->undrained = t->preempts = 0;
     if (a->lie == LIE_BUSY && t->live) {
         t->undrained = 1;
         t->runnable = flying || standing || m->now - a->progress_ns < stuck_after(a);
+        t->preempts = t->runnable;
     }
 }

@@ -117,7 +117,9 @@ static void finish_runs(struct world *w, struct machine *m)
 /* Does its wish count: does it want the card, and may its class have it? */
 static bool entitled(const struct qp_card *c, uint32_t i)
 {
-    return c->tenant[i].was_busy && !(c->preempting && c->tenant[i].job_class == QG_CLASS_OFFLINE);
+    const struct qp_tenant *t = &c->tenant[i];
+    return (t->was_runnable || t->was_undrained) &&
+           !(c->preempting && t->job_class == QG_CLASS_OFFLINE);
 }
 
 /* What an ideal division gives in the time that passed, from who wanted the card. fixed-share: the

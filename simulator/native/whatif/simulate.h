@@ -77,8 +77,7 @@ struct actor {
     uint64_t rng;        /* of its arrivals and kernels: the same whoever is beside it */
     uint64_t arrival_ns; /* next request */
     uint64_t head_ns;    /* arrival of the request in work; 0 = none */
-    uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns,
-        moved_ns;
+    uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns;
     struct queue queue;
 
     /* results */

@@ -352,7 +352,7 @@ def lost_in_a_turn(directory: Path) -> int | None:
     with arbiter(directory) as one, one.link() as link:
         link.sync([settings(policy_offline="fixed-share")], [mine])
         tenant = Tenant(one.run_dir, mine)
-        assert tenant.begin()
+        wait_for(tenant.begin, "it has saved the tokens of a quantum")
         wait_for(lambda: tenant.closed, "its share is used up")
         tenant.finish()
         assert not tenant.begin()

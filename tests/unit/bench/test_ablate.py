@@ -36,7 +36,7 @@ def test_a_text_that_is_gone_is_named(tree: Path) -> None:
 @pytest.mark.native
 def test_a_heuristic_that_is_away_changes_figures() -> None:
     """Without long quanta more hand-overs cost time: some figure of these worlds must move."""
-    (long,) = (one for one in ablate.ABLATIONS if one.name.startswith("long quanta of two"))
+    (long,) = (one for one in ablate.ABLATIONS if one.name.startswith("long quanta"))
     whole, without = (ablate.outcome(one, range(12)) for one in (None, long))
     assert whole.keys() == without.keys()
     assert any(

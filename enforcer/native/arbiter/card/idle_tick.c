@@ -18,15 +18,15 @@
 /* Inputs of the decision and the accounts that a sample may change. */
 struct inputs {
     bool pending, unfenced, ran, busy;
-    uint32_t runnable, undrained;
+    uint32_t runnable, undrained, preempts;
     uint64_t used_from_ns;
 };
 
 static struct inputs inputs_of(const struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    return (struct inputs){t->sample.pending, t->sample.unfenced, t->sample.ran,  t->sample.busy,
-                           q->runnable,       q->undrained,       q->used_from_ns};
+    return (struct inputs){t->sample.pending, t->sample.unfenced, t->sample.ran, t->sample.busy,
+                           q->runnable,       q->undrained,       q->preempts,   q->used_from_ns};
 }
 
 static void restore_inputs(struct tenant *t, const struct inputs *s)
@@ -38,6 +38,7 @@ static void restore_inputs(struct tenant *t, const struct inputs *s)
     t->sample.busy = s->busy;
     q->runnable = s->runnable;
     q->undrained = s->undrained;
+    q->preempts = s->preempts;
     q->used_from_ns = s->used_from_ns;
 }
 

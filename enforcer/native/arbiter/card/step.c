@@ -233,7 +233,7 @@ static void set_wake(struct card *card, uint64_t due, uint64_t now)
     card->wake_ns = sooner(card->wake_ns, beat);
     due = sooner(sooner(due, card->policy.due_ns), sooner(second, beat));
     card->hard_ns = card->recheck_ns ? sooner(due, card->recheck_ns) : due;
-    idle_tick_prepare(card, sooner(card->hard_ns, card->policy.soft_ns), now);
+    idle_tick_prepare(card, card->hard_ns, now);
 }
 
 /* Does an idle tick, if the tick needs no decision. Sets the next wake-up: the next tick, or what

@@ -40,10 +40,12 @@ static void account_locked_out(struct tenant *t, uint64_t dt, uint64_t now)
 {
     const struct card *card = t->card;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
-    if (t->id.job_class != QG_CLASS_ONLINE || !q->ever_runnable)
+    if (t->id.job_class != QG_CLASS_ONLINE || !q->online_idle_since_ns)
         return;
-    uint64_t idle = ar_since(q->last_runnable_ns, now), release = card->policy.idle_release_ns;
-    uint64_t released = q->hung || idle < release ? 0 : idle - release;
+    bool works = q->online_idle_since_ns == QP_NEVER;
+    uint64_t idle = works ? 0 : ar_since(q->online_idle_since_ns, now),
+             release = card->policy.idle_release_ns;
+    uint64_t released = idle < release ? 0 : idle - release;
     if (released < dt)
         t->usage.locked_out_ns += dt - released;
 }

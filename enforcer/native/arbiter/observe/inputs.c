@@ -57,19 +57,15 @@ void sample_classify(struct tenant *t, uint64_t now)
     t->sample.busy = t->nprocs && (fenced || unfenced || t->sample.at_gate || t->sample.launched ||
                                    t->sample.frozen);
     q->live = t->nprocs > 0 && !t->id.revoked;
-    q->granted = !t->id.revoked;
     q->job_class = t->id.job_class;
     q->share = t->id.share;
-    q->procs = t->nprocs + t->sample.more_contexts;
+    q->contexts = t->nprocs + t->sample.more_contexts;
     bool works = (fenced && !t->sample.stuck) || unfenced || t->sample.launched || t->sample.frozen;
     q->runnable = t->nprocs && (works || t->sample.at_gate);
-    q->doubted = q->runnable && !works && t->sample.discredit_ns;
-    q->hung = online && fenced && t->sample.stuck && !q->runnable;
-    q->at_gate = t->sample.at_gate || (t->sample.queued && !t->sample.doubted);
+    bool doubted = !works && t->sample.discredit_ns, hung = fenced && t->sample.stuck;
+    q->preempts = online && (q->runnable ? !doubted : hung);
     q->ungoverned = t->id.ungoverned;
     q->suspended = gang_suspended(t);
-    q->inactive_since_ns =
-        fenced || t->sample.at_gate || t->sample.frozen ? 0 : t->sample.active_ns;
     /* unfenced work behind a closed gate is bounded by the window, so it is not awaited
      * for longer */
     q->undrained =

@@ -166,7 +166,7 @@ static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fence
         uint64_t contexts = at_most(READ_ONCE(page->contexts), MAX_CONTEXTS);
         v->more_contexts += contexts > 1 ? (uint32_t)contexts - 1 : 0;
         if (unfenced || pending) /* else the word is of work that has ended */
-            v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_DEEP_WINDOW_US);
+            v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_LONE_WINDOW_US);
         v->frozen |= held && (unfenced || pending);
         v->unfenced |= unfenced && !held;
         v->pending |= pending && !held;
@@ -354,7 +354,6 @@ void sample_full(struct tenant *t, uint64_t now)
     t->sample.unfenced = v.unfenced;
     t->sample.working = v.working;
     t->sample.more_contexts = v.more_contexts;
-    t->card->policy.tenant[t->index].predicted_end_ns = v.unpredicted ? 0 : v.ends_ns;
     note_end(t, &v, now);
     sample_set_window(t);
     update_sample(t, &v, progress, now);

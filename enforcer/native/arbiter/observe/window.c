@@ -7,14 +7,6 @@
 #include "observe/observe_parts.h"
 #include "policy/policy.h"
 
-/* In the middle of a long quantum two kernels fit even if they are long. */
-static uint32_t deep_window(const struct tenant *t, uint32_t window)
-{
-    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    uint32_t two = q->deep_window ? QP_DEEP_WINDOW_US : 0;
-    return two > window ? two : window;
-}
-
 /* The window bounds the unfinished work of a tenant, and so how long an online tenant waits for
  * offline ones. Processes that work at the same time divide it. It is wider if no online tenant has
  * to wait, and for online tenants themselves: kernels of a millisecond then queue up, and a late
@@ -27,15 +19,11 @@ uint32_t sample_window(const struct tenant *t)
     bool online = t->id.job_class == QG_CLASS_ONLINE,
          fixed = card->policy.cls[!online].policy == QG_POLICY_FIXED_SHARE;
     bool lone = online ? card->lone_online : card->lone;
-    uint32_t window = card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
-    if (lone && !fixed)
-        wide = QP_LONE_WINDOW_US;
-    if (online || !card->awaits_online || lone)
-        window = window > wide ? window : wide;
-    if (fixed && window > QP_FIXED_WINDOW_MAX_US)
-        window = QP_FIXED_WINDOW_MAX_US;
-    if (!card->awaits_online)
-        window = deep_window(t, window);
+    uint32_t window = card->window_us, wide = lone ? QP_LONE_WINDOW_US : QP_SHARED_WINDOW_US;
+    if ((online || !card->awaits_online || lone) && window < wide)
+        window = wide;
+    if (fixed && window > QP_FIXED_WINDOW_US)
+        window = QP_FIXED_WINDOW_US;
     if (!lone || fixed)
         window /= t->sample.working ? t->sample.working : 1;
     if ((online || !card->awaits_online) && window < hw_window(t))
@@ -57,7 +45,8 @@ void sample_review_windows(struct card *card)
         const struct qp_tenant *q = &card->policy.tenant[i];
         live += q->live;
         online += q->live && q->job_class == QG_CLASS_ONLINE;
-        expected += card->tenants[i] && q->granted && !q->live && q->job_class == QG_CLASS_ONLINE;
+        expected += card->tenants[i] && !card->tenants[i]->id.revoked && !q->live &&
+                    q->job_class == QG_CLASS_ONLINE;
     }
     bool lone = live <= 1 && !expected, awaits = online || expected,
          lone_online = online + expected <= 1;

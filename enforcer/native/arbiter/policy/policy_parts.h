@@ -9,15 +9,12 @@
 #include "policy/policy.h"
 #include "qgpu_abi.h"
 
-/* most ns charged at once: a bin of qp_window counts ns in 32 bits, which are 4.29 s */
-#define MAX_CHARGE_NS (4000 * QP_MS)
-
 enum { ONLINE = 0, OFFLINE = 1 };
 
-/* The members of one class, found once per decision. Free tenants are registered but take no
+/* The members of one class, found once per decision. Ungoverned tenants are registered, but take no
  * quanta. */
 struct members {
-    uint32_t registered; /* live tenants of the class, free ones too */
+    uint32_t registered; /* live tenants of the class */
     uint32_t n;          /* members */
     uint32_t may_run;    /* members that are not suspended, or still have work on the card */
     uint16_t at[QP_MAX_TENANTS];
@@ -46,9 +43,7 @@ static inline bool is_fixed_share(const struct qp_class *s)
 /* best-effort is burst-share with equal weights */
 static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t)
 {
-    if (s->policy == QG_POLICY_BEST_EFFORT)
-        return 1;
-    return t->share ? (int64_t)t->share : 1;
+    return s->policy == QG_POLICY_BEST_EFFORT || !t->share ? 1 : (int64_t)t->share;
 }
 
 /* Does it compete for the card? */
@@ -57,27 +52,24 @@ static inline bool competes(const struct qp_tenant *t)
     return t->runnable && !t->suspended && !t->out_of_budget;
 }
 
+static inline bool is_open(const struct qp_tenant *t)
+{
+    return !(t->gate & QG_GATE_CLOSED);
+}
+
 /* policy_charge.c: which tenant used the card since the last decision */
 void qp_charge(struct qp_card *c, int k, const struct members *m, uint64_t now);
 
-/* policy_quantum.c: which tenant's quantum it is now */
+/* policy_quantum.c: whose quantum it is */
 int32_t qp_choose_open(struct qp_card *c, int k, const struct members *m, uint64_t now);
+int32_t qp_select_next(const struct qp_card *c, int k, const struct members *m, int32_t except);
 uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint64_t now);
-void qp_allow_deep_window(struct qp_card *c, int k, const struct members *m, uint64_t now);
 void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 
-/* policy_select.c: which tenant is next */
-int32_t qp_select_next(const struct qp_card *c, int k, const struct members *m, int32_t except);
-bool qp_goes_first(const struct qp_class *s, const struct qp_tenant *a, const struct qp_tenant *b);
-
 /* policy_budget.c: fixed-share */
-void qp_budget_charge(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed,
-                      uint64_t used, uint64_t unseen);
-void qp_budget_review(struct qp_card *c, const struct members *m, uint64_t now);
-void qp_budget_drop(struct qp_card *c, const struct members *m);
-uint64_t qp_budget_opens(struct qp_card *c, uint32_t i, uint64_t now);
-uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t most);
-void qp_budget_until(struct qp_card *c, uint32_t i, bool limited, uint64_t now);
+void qp_budget_charge(struct qp_card *c, uint32_t i, uint64_t now, uint64_t passed, uint64_t used);
+void qp_budget_review(struct qp_card *c, int k, const struct members *m, uint64_t now);
+void qp_budget_until(struct qp_card *c, uint32_t i, uint64_t now);
 uint64_t qp_budget_wake(struct qp_card *c, int k, const struct members *m, uint64_t now);
 
 #endif

@@ -77,7 +77,7 @@ static void fill(struct tenant *t, struct qg_ctl_tenant *m)
     m->flags = flags_of(t);
     m->policy = card->policy.cls[t->id.job_class == QG_CLASS_ONLINE ? 0 : 1].policy;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
-    m->deficit_ns = q->budgeted ? q->budget_ns : q->deficit_ns;
+    m->deficit_ns = m->policy == QG_POLICY_FIXED_SHARE ? q->budget_ns : q->deficit_ns;
     m->mem_extra = reaped_extra(t);
     m->closed_suspended_ns = t->usage.closed_suspended_ns;
     m->held_ns = t->usage.locked_out_ns;
