@@ -16,8 +16,6 @@
 #define DOUBT_MIN_NS       (10 * QP_MS)
 #define DOUBT_MAX_NS       (1000 * QP_MS)
 #define STUCK_NS           (2000 * QP_MS)
-#define STUCK_LEAST_NS     (100 * QP_MS)
-#define STUCK_TIMES        4u
 /* of the online class: the default of the arbiter's --hang-s */
 #define STUCK_ONLINE_NS (60000 * QP_MS)
 
@@ -399,13 +397,7 @@ static bool standing_believed(const struct machine *m, struct actor *a)
 
 static uint64_t stuck_after(const struct actor *a)
 {
-    uint64_t longest = 0, after;
-    if (a->job_class == QG_CLASS_ONLINE)
-        return STUCK_ONLINE_NS;
-    for (uint32_t i = 0; i < a->nkernels; i++)
-        longest = a->kernel_ns[i] > longest ? a->kernel_ns[i] : longest;
-    after = longest < STUCK_NS / STUCK_TIMES ? STUCK_TIMES * longest : STUCK_NS;
-    return after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS;
+    return a->job_class == QG_CLASS_ONLINE ? STUCK_ONLINE_NS : STUCK_NS;
 }
 
 void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)

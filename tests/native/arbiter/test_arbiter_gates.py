@@ -209,17 +209,17 @@ def test_first_kernel_after_a_long_wait_is_seen_without_a_marker(tmp_path: Path)
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, prepare(one, on, off) as link:
         online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
-        assert online.begin()
-        wait_for(lambda: offline.closed, "preempted")
-        assert not offline.begin()
-        time.sleep(0.3)
-        online.finish()
-        wait_for(lambda: not offline.closed, "released")
         offline.slot.inflight_us = 10**9
-        offline.slot.waiting = 0
 
         def counts() -> bool:
-            """Asked within the window: a busy machine needs several tries."""
+            """Asked within the window after an opening: a busy machine needs several tries."""
+            assert online.begin()
+            wait_for(lambda: offline.closed, "preempted")
+            assert not offline.begin()
+            time.sleep(0.3)
+            online.finish()
+            wait_for(lambda: not offline.closed, "released")
+            offline.slot.waiting = 0
             offline.slot.unfenced += 1
             offline.ring()
             return bool(tenant_stats(link, 2).busy)

@@ -130,22 +130,18 @@ def test_holder_whose_markers_never_complete(tmp_path: Path) -> None:
 
 
 def test_who_has_long_kernels_is_not_soon_called_stuck(tmp_path: Path) -> None:
-    """One that ended after 0.3 s: the next one may take four times as long."""
+    """A kernel may take 2 s."""
     mine = grant(1)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [mine, grant(2)])
         tenant = Tenant(one.run_dir, mine)
         wait_for(lambda: not tenant.closed, "open")
+        began = time.monotonic()
         assert tenant.begin()
-        time.sleep(0.3)
-        wait_for(lambda: tenant_stats(link, 1).passed_over, "nothing was known of it")
+        wait_for(lambda: tenant_stats(link, 1).passed_over, "it hangs")
+        assert time.monotonic() - began > 2.0
         tenant.finish()
         wait_for(lambda: not tenant_stats(link, 1).passed_over, "it ended")
-        assert tenant.begin()
-        began = time.monotonic()
-        wait_for(lambda: tenant_stats(link, 1).passed_over, "no kernel of it ever took so long", 5)
-        assert time.monotonic() - began > 1.0
-        tenant.finish()
 
 
 def test_tenant_that_always_says_it_waits(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ COPIES = {
     "DOUBT_MIN_NS": "observe/sample.c",
     "DOUBT_MAX_NS": "observe/sample.c",
     "STUCK_NS": "observe/inputs.c",
-    "STUCK_LEAST_NS": "observe/inputs.c",
-    "STUCK_TIMES": "observe/inputs.c",
 }
 
 

@@ -29,7 +29,7 @@ FOLDERS = (
 # Bounds of one message, text, step or read, or of what one job may show: no user fills them for
 # another.
 NOT_SHARED = {
-    "AR_MAX_WATCHED", "MAX_WAITING", "MAX_CONTEXTS", "MAX_EVENTS", "MAX_REDO", "MAX_BYTES",
+    "AR_MAX_WATCHED", "MAX_EVENTS", "MAX_REDO", "MAX_BYTES",
     "MAX_FD", "HW_MAX_HUNG", "HW_MAX_ESCAPES", "HW_TESTS_PER_SECOND", "MAX_REQUEST", "MAX_SERIES",
     "MAX_DEPTH", "MAX_THREADS", "MAX_MESSAGE", "MAX_VARIABLES", "MAX_TEXT", "MAX_ANCESTORS",
     "CONTINUE_MAX", "MAX_ROWS", "MAX_WAKE", "MAX_VALUE", "_MAX_RECORD",

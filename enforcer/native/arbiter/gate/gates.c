@@ -39,16 +39,18 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags)
     uint32_t old = t->gate->flags; /* only the arbiter writes this page */
     if (old == flags)
         return;
+    bool moved = (old ^ flags) & QG_GATE_CLOSED, opens = moved && (old & QG_GATE_CLOSED);
+    /* read before an opening, so that no thread leaves the gate earlier, and after a closing */
+    uint64_t before = opens ? qg_now_ns() : 0;
     __atomic_store_n(&t->gate->flags, flags, __ATOMIC_SEQ_CST);
-    uint64_t now = qg_now_ns();
+    uint64_t now = opens ? before : qg_now_ns();
     __atomic_store_n(&t->gate->changed_ns, now, __ATOMIC_RELAXED);
-    bool moved = (old ^ flags) & QG_GATE_CLOSED;
     if (moved)
         __atomic_store_n(&t->gate->changes, t->gate->changes + 1, __ATOMIC_RELAXED);
     note_ring(card, t, old, flags);
     if (moved)
-        sample_gate_moved(t, !(flags & QG_GATE_CLOSED), now);
-    if ((moved && !(flags & QG_GATE_CLOSED)) || (old & ~flags & QG_GATE_HOLD))
+        sample_gate_moved(t, opens, now);
+    if (opens || (old & ~flags & QG_GATE_HOLD))
         wake_waiters(&t->gate->flags);
     struct qg_gate_event event = {
         .t_ns = now, .job_id = t->id.job_id, .card = card->number, .flags = flags};

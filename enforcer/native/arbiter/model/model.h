@@ -165,8 +165,6 @@ struct tenant_sample {
     uint64_t full_ns;
     /* the last sample with a sign of life: a launch, progress, or a thread at the gate */
     uint64_t active_ns;
-    /* the longest time with unfinished work and no sign of life after which it went on */
-    uint64_t longest_silence_ns;
     uint64_t launch_seen_ns; /* the last sample that found a launch */
     uint64_t at_work_ns;     /* the last time at which a sample proves work on the card */
     /* when that work ended; 0 = it has not, QP_NEVER = the time is unknown */
@@ -178,8 +176,8 @@ struct tenant_sample {
     /* The gate was open and a thread still waited there: the sum of such time, and since when (0 =
      * not now). */
     uint64_t unused_ns, unused_from_ns;
-    uint32_t working;       /* processes with work now, which divide the window */
-    uint32_t more_contexts; /* contexts of its processes beside one each */
+    uint32_t working;   /* processes with work now, which divide the window */
+    bool more_contexts; /* a process of it works in more than one context */
 };
 
 /* What is accounted to a tenant (observe/accounts.c), with card->lock: by the card's thread, and by

@@ -15,12 +15,6 @@
 /* most ns without progress of fences for which a tenant gets quanta among its peers. It is charged
  * after that, too. Bounds the delay that a stopped process causes its class */
 #define STUCK_NS (2000 * QP_MS)
-/* least of that in ns, for a tenant whose fences were never without progress for long. Chosen on
- * the simulator */
-#define STUCK_LEAST_NS (100 * QP_MS)
-/* limit between the two: this many times the longest time without progress that ended with
- * progress. Chosen on the simulator */
-#define STUCK_TIMES 4u
 
 /* Does unfenced work still count? With a window the shim fences whatever takes longer than a
  * quarter of it, and reports how long all unfinished work takes. A process that is inside a driver
@@ -31,14 +25,6 @@ static bool unfenced_counts(const struct tenant *t, uint64_t now)
         return ar_since(t->sample.progress_ns, now) < UNFENCED_NS;
     return now < t->sample.launch_seen_ns + t->sample.expected_ns + UNFENCED_LATE_NS ||
            now < t->sample.progress_ns + t->sample.expected_ns / 4 + UNFENCED_LATE_NS;
-}
-
-/* Time without progress after which the tenant is stuck. A kernel that runs much longer than any
- * before hangs, or the tenant lies. */
-static uint64_t stuck_after(const struct tenant *t)
-{
-    uint64_t after = STUCK_TIMES * at_most(t->sample.longest_silence_ns, STUCK_NS);
-    return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
 }
 
 /* Derives the inputs of the decision from the last samples. */
@@ -52,8 +38,7 @@ void sample_classify(struct tenant *t, uint64_t now)
     bool online = t->id.job_class == QG_CLASS_ONLINE;
     bool unfenced = t->sample.ran || (t->sample.unfenced && unfenced_counts(t, now));
     /* A lone online tenant may run a kernel of any length, as only peers wait for its quantum. */
-    t->sample.stuck =
-        t->sample.pending && silence >= stuck_after(t) && !(online && t->card->lone_online);
+    t->sample.stuck = t->sample.pending && silence >= STUCK_NS && !(online && t->card->lone_online);
     t->sample.busy = t->nprocs && (fenced || unfenced || t->sample.at_gate || t->sample.launched ||
                                    t->sample.frozen);
     q->live = t->nprocs > 0 && !t->id.revoked;

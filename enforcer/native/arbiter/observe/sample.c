@@ -30,22 +30,10 @@
 #define RECONNECT_NS (2000 * QP_MS)
 /* ns since its last work within which a process divides the window. Chosen on the simulator */
 #define WORKING_NS (10 * QP_MS)
-/* ns by which a thread may leave the gate before the arbiter noted that it opened it: the gate is
- * stored first, and the clock read after it */
-#define RESUME_EARLY_NS 20000u
 /* ns: predicted ends further ahead are wrong, or too far away to be of use */
 #define MAX_AHEAD_NS (1000 * QP_MS)
-/* threads that wait in one process; a larger number is not believed */
-#define MAX_WAITING 65536u
-/* contexts of one process; a larger number counts as this one */
-#define MAX_CONTEXTS 64u
-/* launches in one counter; a larger number is not believed. A sum over all lanes stays
- * below 2^64 */
-#define MAX_LAUNCHES (1ull << 56)
-/* counts by which a counter may grow between two samples; a larger jump is not believed */
-#define MAX_GROWTH (1ull << 48)
-/* most of a total of a job: it must neither wrap nor become negative */
-#define MAX_TOTAL (1ull << 56)
+/* a larger counter, or a larger rise of one, is not believed, and totals stop here: no sum wraps */
+#define MAX_COUNT (1ull << 48)
 
 /* ns: a thread that waits for room in the window reads its gate each millisecond; twice that */
 #define QUEUED_POLL_NS  (2 * QP_MS)
@@ -58,7 +46,7 @@ static uint64_t bytes(uint64_t v)
 
 static uint64_t launches(uint64_t v)
 {
-    return v < MAX_LAUNCHES ? v : 0;
+    return v < MAX_COUNT ? v : 0;
 }
 
 /* All launch counters of a process, each read once. A lane without launches costs no cache miss, as
@@ -76,14 +64,15 @@ static uint64_t total_launches(const struct qg_proc *page)
 static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
 {
     uint64_t grown = value - *seen;
-    if (value > *seen && grown < MAX_GROWTH)
-        *total = at_most(*total + grown, MAX_TOTAL);
+    if (value > *seen && grown < MAX_COUNT)
+        *total = at_most(*total + grown, MAX_COUNT);
     *seen = value;
 }
 
 struct view {
-    bool launched, pending, unfenced, frozen, unpredicted, queued, unreported;
-    uint32_t waiting, working, more_contexts;
+    bool launched, pending, unfenced, frozen, unpredicted, waiting, queued, unreported;
+    bool more_contexts;
+    uint32_t working;
     uint64_t signature, inflight_us, ends_ns, ended_ns, resumed_ns;
 };
 
@@ -109,8 +98,7 @@ static void read_resumed(const struct tenant *t, const struct qg_proc *page, str
                          struct view *v, uint64_t now)
 {
     uint64_t resumed = READ_ONCE(page->quantum_start_ns);
-    if (resumed == s->resumed_ns || resumed + RESUME_EARLY_NS <= t->sample.opened_ns ||
-        resumed > now)
+    if (resumed == s->resumed_ns || resumed < t->sample.opened_ns || resumed > now)
         return;
     s->resumed_ns = resumed;
     if (!v->resumed_ns || resumed < v->resumed_ns)
@@ -142,13 +130,11 @@ static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fence
     bool ours = !lost || now < lost + RECONNECT_NS;
     /* read before `waiting`: a thread that stops being queued then waits there */
     bool queued = ours && __atomic_load_n(&page->queued, __ATOMIC_ACQUIRE);
-    uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
+    bool waiting = ours && READ_ONCE(page->waiting);
     bool works = count != s->launches, pending = false;
     v->launched |= works;
     advance(&t->usage.launches, &s->launches, count);
-    if (waiting > MAX_WAITING)
-        waiting = 0;
-    v->waiting += waiting;
+    v->waiting |= waiting;
     v->queued |= queued;
     read_resumed(t, page, s, v, now);
     if (fences && ours) {
@@ -163,8 +149,7 @@ static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fence
             reached = reached * 31 + done;
         }
         check_held(t, s, held, reached, now);
-        uint64_t contexts = at_most(READ_ONCE(page->contexts), MAX_CONTEXTS);
-        v->more_contexts += contexts > 1 ? (uint32_t)contexts - 1 : 0;
+        v->more_contexts |= READ_ONCE(page->contexts) > 1;
         if (unfenced || pending) /* else the word is of work that has ended */
             v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_LONE_WINDOW_US);
         v->frozen |= held && (unfenced || pending);
@@ -346,9 +331,6 @@ void sample_full(struct tenant *t, uint64_t now)
     if (t->sample.frozen && !v.frozen)
         t->sample.progress_ns = now; /* it could not make progress while stopped */
     t->sample.frozen = v.frozen;
-    if (t->sample.pending && progress &&
-        ar_since(t->sample.progress_ns, now) > t->sample.longest_silence_ns)
-        t->sample.longest_silence_ns = now - t->sample.progress_ns;
     t->sample.pending = v.pending;
     t->sample.expected_ns = v.inflight_us * 1250; /* a quarter more, as the report is an estimate */
     t->sample.unfenced = v.unfenced;
