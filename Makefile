@@ -58,7 +58,7 @@ help:
 	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"
 	@echo "make lint         ruff, mypy, layering and size rules"
 	@echo "make format       C and Python in the one style"
-	@echo "make layouts      write the Python mirrors of the C headers anew"
+	@echo "make layouts      write the Python mirrors of the C headers, and the table of constants"
 	@echo "make lint-ansible ansible-lint over packaging/ansible"
 	@echo "make native       build the C parts into build/, those of the tests included"
 	@echo "make native HW=0  the same, without hardware preemption"
@@ -149,8 +149,10 @@ format: setup
 	@$(VENV)/bin/ruff format -q .
 
 # The Python mirrors of our C headers: which header becomes which module is in tools/layouts.py.
+# And docs/specs/constants.md, of the comments before the constants of scheduling.
 layouts: setup
 	@$(PY) tools/layouts.py
+	@$(PY) tools/constants.py
 
 # The Ansible role, by ansible-lint's rules for production. Its tools have an environment of their
 # own.
@@ -173,6 +175,7 @@ lint: setup
 	@$(VENV)/bin/mypy packaging/python packaging/completion.py
 	@$(PY) tools/layers.py
 	@$(PY) tools/layouts.py --check
+	@$(PY) tools/constants.py --check
 	@$(PY) tools/doclines.py
 	@$(PY) tools/doclinks.py
 	@$(PY) tools/docnames.py

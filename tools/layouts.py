@@ -117,6 +117,27 @@ class LayoutError(Exception):
     """A header that has what this generator does not understand; the text is a sentence."""
 
 
+class NotConstant(Exception):
+    """An expression that has no value before the program runs."""
+
+
+def evaluate(node: Any, values: Mapping[str, int | str]) -> Any:
+    """The value of a constant expression. Raises NotConstant."""
+    if isinstance(node, c_ast.Constant) and node.type == "string":
+        return node.value.strip('"')
+    if isinstance(node, c_ast.Constant) and "int" in node.type:
+        return int(node.value.rstrip("uUlL"), 0)
+    if isinstance(node, c_ast.ID) and node.name in values:
+        return values[node.name]
+    if isinstance(node, c_ast.Cast):
+        return evaluate(node.expr, values)
+    if isinstance(node, c_ast.UnaryOp) and node.op in UNARY:
+        return UNARY[node.op](evaluate(node.expr, values))
+    if isinstance(node, c_ast.BinaryOp) and node.op in BINARY:
+        return BINARY[node.op](evaluate(node.left, values), evaluate(node.right, values))
+    raise NotConstant(node)
+
+
 def preprocess(mirror: Mirror, source: str, *options: str) -> str:
     """What gcc makes of these lines, among which the header may be included by its name."""
     with tempfile.TemporaryDirectory() as fakes:
@@ -197,22 +218,14 @@ class Header:
         )
 
     def evaluate(self, node: Any) -> Any:
-        """The value of a constant expression."""
-        if isinstance(node, c_ast.Constant) and node.type == "string":
-            return node.value.strip('"')
-        if isinstance(node, c_ast.Constant) and "int" in node.type:
-            return int(node.value.rstrip("uUlL"), 0)
-        if isinstance(node, c_ast.ID) and node.name in self.values:
-            return self.values[node.name]
-        if isinstance(node, c_ast.Cast):
-            return self.evaluate(node.expr)
-        if isinstance(node, c_ast.UnaryOp) and node.op in UNARY:
-            return UNARY[node.op](self.evaluate(node.expr))
-        if isinstance(node, c_ast.BinaryOp) and node.op in BINARY:
-            return BINARY[node.op](self.evaluate(node.left), self.evaluate(node.right))
-        raise LayoutError(
-            f"{self.mirror.header} has a constant that tools/layouts.py cannot evaluate: {node}"
-        )
+        """The value of a constant expression of this header."""
+        try:
+            return evaluate(node, self.values)
+        except NotConstant as error:
+            raise LayoutError(
+                f"{self.mirror.header} has a constant that tools/layouts.py cannot evaluate: "
+                f"{error}"
+            ) from error
 
     def class_name(self, name: str) -> str:
         """The Python name of a structure."""

@@ -7,10 +7,10 @@
 
 #include "model/model.h"
 
-/* cards that one wake-up serves at most; bounds how late the last of them ticks */
+/* count: One wake-up serves at most this many cards: the last one ticks late. Evidence: none. */
 #define CARD_GROUP 8u
-/* ns between the ticks of two cards, so that one thread does them one after the other. Chosen on
- * the simulator */
+/* ns: Ticks of two cards are this far apart, so that one thread does them one by one. Evidence:
+ * none. */
 #define CARD_STAGGER_NS 60000ull
 
 /* card_thread.c. Everything below needs card->lock unless it says otherwise */

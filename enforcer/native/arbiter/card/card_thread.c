@@ -21,24 +21,28 @@
 #include "policy/policy.h"
 #include "qg_time.h"
 
-/* keys of epoll events; each other key is a bell_key */
-#define KEY_TIMER   UINT64_MAX
+/* mark: Key of the timer in epoll events. A bell_key is smaller. Evidence: bound. */
+#define KEY_TIMER UINT64_MAX
+/* mark: The same of the eventfd by which other threads wake this one. Evidence: bound. */
 #define KEY_COMMAND (UINT64_MAX - 1)
-/* ns in which more than STORM_RINGS rings of one doorbell are a storm. Chosen on the simulator */
+/* ns: More than STORM_RINGS rings of one doorbell in it are a storm. Evidence: none. */
 #define STORM_WINDOW_NS (10 * QP_MS)
-/* rings of one doorbell in that time. Chosen on the simulator */
+/* count: An honest tenant rings less often: once for each value of its gate. Evidence: attack
+ * (test_arbiter_hostile.py). */
 #define STORM_RINGS 64u
-/* ns for which a doorbell in a storm is muted; its tenant is sampled by ticks meanwhile. Chosen on
- * the simulator */
+/* ns: A doorbell in a storm is muted this long. Ticks sample its tenant meanwhile. Evidence: none.
+ */
 #define MUTE_NS (50 * QP_MS)
-/* ns after a tick was due: the leader of the group is late then, and the card ticks by itself */
+/* ns: After this time the leader of the group is late, and the card ticks by itself. Evidence:
+ * none. */
 #define LEADER_LATE_NS (8 * QP_MS)
 
-/* events that one wake-up takes; further ones wake the thread again */
+/* count: One wake-up takes no more events. Further ones wake the thread again. Evidence: bound. */
 #define MAX_EVENTS 64
-/* bytes of the thread's stack: the arrays of a step take a few KiB. Chosen, not measured */
+/* bytes: The thread's stack: the arrays of a step take a few KiB. Evidence: bound. */
 #define STACK_BYTES (256 * 1024)
-/* ms: the lease until qgpud has sent the card's settings; the default of enforcer.lease */
+/* ms: The lease until qgpud has sent the card's settings: the default of enforcer.lease. Evidence:
+ * protocol (gres/config/enforcer.py). */
 #define FIRST_LEASE_MS 10000
 
 /* EPOLLOUT shows whether the doorbell has room. A full one has none and can ring no more. It comes

@@ -11,8 +11,8 @@
 #include "observe/observe.h"
 #include "policy/policy.h"
 
-/* ns between two full steps: only those check threads at gates, leases and doubts. Chosen on the
- * simulator */
+/* ns: Two full steps are at most this far apart: only they check threads at gates, leases and
+ * doubts. Evidence: none. */
 #define IDLE_TICKS_NS (8 * QP_MS)
 
 /* Inputs of the decision and the accounts that a sample may change. */

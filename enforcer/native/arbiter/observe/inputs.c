@@ -7,13 +7,13 @@
 #include "observe/observe_parts.h"
 #include "policy/policy.h"
 
-/* ns for which unfenced work is believed if there is no window: then nothing else ends it */
+/* ns: Unfenced work counts this long where no window bounds it: nothing else ends it. Evidence:
+ * none. */
 #define UNFENCED_NS (100 * QP_MS)
-/* ns past its estimate for which unfenced work is believed if there is a window. Chosen on the
- * simulator */
+/* ns: Under a window, unfenced work counts this long past its estimate. Evidence: none. */
 #define UNFENCED_LATE_NS 200000ull
-/* most ns without progress of fences for which a tenant gets quanta among its peers. It is charged
- * after that, too. Bounds the delay that a stopped process causes its class */
+/* ns: After this time without progress of its fences a tenant gets no more quanta. It is charged
+ * on. Others of its class lose no more than that. Evidence: attack (test_arbiter_robust.py). */
 #define STUCK_NS (2000 * QP_MS)
 
 /* Does unfenced work still count? With a window the shim fences whatever takes longer than a

@@ -13,29 +13,35 @@
 #include "policy/policy.h"
 #include "qg_msg.h"
 
-/* ns that a thread may wait at an open gate and count as work; a thread that runs launches sooner,
- * so this one is stopped, or its process lies. Chosen on the simulator */
+/* ns: A thread at an open gate counts as work this long. One that runs launches sooner, so this one
+ * is stopped, or its process lies. Evidence: attack (test_arbiter_robust.py). */
 #define GATE_WAIT_NS (5 * QP_MS)
-/* ns, the same from the second time on: its word was wrong once already */
+/* ns: The same from the second time on: its word was wrong once already. Offline must not wait for
+ * these tries. Evidence: attack (test_arbiter_gates.py). */
 #define GATE_WAIT_AGAIN_NS (1 * QP_MS)
-/* ns for which such a word is ignored the first time; doubles each time. Chosen on the simulator */
+/* ns: Such a word is ignored this long the first time, and twice as long each time. Evidence: none.
+ */
 #define DOUBT_MIN_NS (10 * QP_MS)
-/* most ns for which it is ignored, so that an honest program is believed again */
+/* ns: It is ignored no longer than this, so that an honest program is believed again. Evidence:
+ * none. */
 #define DOUBT_MAX_NS (1000 * QP_MS)
-/* ns in which words still arrive that were on their way when channel groups were stopped. Chosen on
- * the simulator */
+/* ns: Words that were on their way when channel groups were stopped arrive within it. Evidence:
+ * none. */
 #define HELD_LATE_NS (1 * QP_MS)
-/* ns without a connection. A shim connects again within 0.4 s, so after this time the process runs
- * another program, and its words are old */
+/* ns: A process without a connection for this long runs another program, and its words are old. A
+ * shim tries to connect each 0.1 s. Evidence: protocol (register.c). */
 #define RECONNECT_NS (2000 * QP_MS)
-/* ns since its last work within which a process divides the window. Chosen on the simulator */
+/* ns: A process divides the window of its tenant for this long after its last work. Evidence: none.
+ */
 #define WORKING_NS (10 * QP_MS)
-/* ns: predicted ends further ahead are wrong, or too far away to be of use */
+/* ns: Predicted ends further ahead are wrong, or too far away to be of use. Evidence: bound. */
 #define MAX_AHEAD_NS (1000 * QP_MS)
-/* a larger counter, or a larger rise of one, is not believed, and totals stop here: no sum wraps */
+/* count: A larger counter of a job, or a larger rise, is not believed, and totals stop here. So no
+ * sum wraps. Evidence: attack (test_arbiter_tricks.py). */
 #define MAX_COUNT (1ull << 48)
 
-/* ns: a thread that waits for room in the window reads its gate each millisecond; twice that */
+/* ns: A thread that waits for room counts this long behind a closed gate. It reads its gate each
+ * millisecond; this is twice that. Evidence: protocol (docs/specs/shim/estimator.md). */
 #define QUEUED_POLL_NS  (2 * QP_MS)
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
 

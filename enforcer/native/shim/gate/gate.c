@@ -18,19 +18,19 @@
 #include "link/link.h"
 #include "window/wait_strategy.h"
 
-/* ns of the longest sleep before pages, heartbeat and connection are checked again. Chosen, not
- * measured: well below the default lease. */
+/* ns: A sleeping thread checks pages, heartbeat and connection this often. It is well below the
+ * default lease. Evidence: none. */
 #define LONGEST_SLEEP_NS 50000000
-/* ns for which a waiting thread polls for the end of earlier work. The arbiter's drain timeout is
- * as long. */
+/* ns: A waiting thread polls this long for the end of earlier work. The arbiter's drain timeout is
+ * as long. Evidence: protocol (policy.h). */
 #define DRAIN_NS 100000000u
-/* Most launches between two readings of the clock. Chosen, not measured. */
+/* count: Most launches between two readings of the clock. Evidence: none. */
 #define MAX_STRIDE 15u
-/* A reading of the clock less than 1/20 ms after the last one came too early. Chosen, not measured.
- */
+/* 1/n: A reading of the clock sooner than this part of a millisecond after the last one came too
+ * early. Evidence: none. */
 #define SHORT_POLL_DIVISOR 20
-/* Leases without a heartbeat after which a connected arbiter counts as hung. Chosen, not measured:
- * a busy node delays a heartbeat by less. */
+/* times: A connected arbiter without a heartbeat for this many leases counts as hung. A busy node
+ * delays a heartbeat by less. Evidence: none. */
 #define HUNG_FACTOR 3u
 
 /* The arbiter is gone, so nothing waits at this card's gate. */

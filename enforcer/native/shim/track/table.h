@@ -12,7 +12,7 @@
 
 /* of all that follows; a stream's lock is taken under it, never the reverse */
 extern pthread_mutex_t qg_table_lock;
-/* Buckets of the table of streams. Chosen, not measured: programs have tens of streams. */
+/* count: Buckets of the table of streams. Programs have tens of streams. Evidence: bound. */
 #define QG_BUCKETS 1024u
 extern struct qg_stream *qg_streams[QG_BUCKETS];
 extern struct qg_context *qg_contexts;

@@ -10,10 +10,10 @@
 
 #include "track/streams.h"
 
-/* Waiting threads with a record. Chosen, not measured; further threads are counted without one. */
+/* count: Waiting threads with a record. Further ones are counted without one. Evidence: bound. */
 #define RECORDS 128
-/* ns without a poll after which a wait counts as abandoned: 20 of the longest sleeps at the gate.
- */
+/* ns: A wait without a poll for this long is abandoned: 20 of the longest sleeps at the gate.
+ * Evidence: protocol (gate.c). */
 #define ABANDONED_NS 1000000000u
 
 static struct {

@@ -9,7 +9,8 @@
 
 #include "gate/gate.h"
 
-/* Bytes from which a copy counts as work of its own: about 90 us on a slow host link. */
+/* bytes: From here on a copy is work of its own: about 90 us on a slow host link. Evidence: none.
+ */
 #define QG_LARGE (1u << 20)
 
 /* One call. A file of hooks defines QG_PIECES (an expression) and QG_ROUTE for those that follow.

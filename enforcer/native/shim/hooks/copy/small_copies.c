@@ -10,26 +10,28 @@
  */
 #include "hooks/copy/copy.h"
 
-/* Weight of one copy besides its bytes: 2 us in bytes of the host link, at COPY_BYTES_PER_US of
- * window.c. */
+/* bytes of host link: Weight of one copy besides its bytes: 2 us. Evidence: none. */
 #define PIECE 24000u
-/* Weight from which the sum passes the gate: 30 us in bytes of the host link. Chosen, not measured.
- */
+/* bytes of host link: A sum of this weight passes the gate as a launch does: 30 us. Evidence:
+ * attack (test_shim_small.py). */
 #define LAUNCH 360000u
-/* Largest weight of one call: longer than any window, so longer lists need not differ. */
+/* bytes of host link: No call weighs more. It is longer than any window, so longer lists need not
+ * differ. Evidence: bound. */
 #define HEAVIEST (16u << 20)
-/* ms per LAUNCH of weight from which small copies count as rare. They use less than 1 % of the
- * card. */
+/* ms: Small copies are rare if LAUNCH of weight took this long. They use less than 1 % of the card.
+ * Evidence: none. */
 #define RARE_MS 10u
-/* Copies within the card are 16 times as fast as the host link. Only the order of magnitude
- * matters. */
+/* bits: Copies within the card are 16 times as fast as the host link. Only the order of magnitude
+ * matters. Evidence: none. */
 #define ON_CARD_SHIFT 4u
-/* Bits of the word for bytes: 1 TiB, more than any sum before a launch. */
+/* bits: Bits of the word for bytes: 1 TiB, more than any sum before a launch. Evidence: bound. */
 #define BYTES_BITS 40u
-/* Bytes per unit of weight, so that 23 bits hold the heaviest sums. */
+/* bytes of host link: Unit of weight in the word, so that 23 bits hold the heaviest sums. Evidence:
+ * bound. */
 #define GRAIN 256u
-/* The top bit: a thread waits at the gate for the sum. */
-#define TAKEN       ((uint64_t)1 << 63)
+/* mark: The top bit of the word: a thread waits at the gate for the sum. Evidence: bound. */
+#define TAKEN ((uint64_t)1 << 63)
+/* mark: Bits of the word for the weight. Evidence: bound. */
 #define WEIGHT_MASK ((TAKEN - 1) >> BYTES_BITS)
 
 static uint64_t weight_of(uint64_t word)
