@@ -32,8 +32,7 @@ void sample_classify(struct tenant *t, uint64_t now)
 {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
     uint64_t silence = ar_since(t->sample.progress_ns, now);
-    /* ns: twice the card's window. Chosen on the simulator */
-    uint64_t window = (uint64_t)t->card->window_us * 2000;
+    uint64_t window = (uint64_t)t->card->window_us * 1000;
     bool fenced = t->sample.pending && silence < (uint64_t)t->card->arbiter->hang_s * 1000 * QP_MS;
     bool online = t->id.job_class == QG_CLASS_ONLINE;
     bool unfenced = t->sample.ran || (t->sample.unfenced && unfenced_counts(t, now));

@@ -338,7 +338,7 @@ void sample_full(struct tenant *t, uint64_t now)
         t->sample.progress_ns = now; /* it could not make progress while stopped */
     t->sample.frozen = v.frozen;
     t->sample.pending = v.pending;
-    t->sample.expected_ns = v.inflight_us * 1250; /* a quarter more, as the report is an estimate */
+    t->sample.expected_ns = v.inflight_us * 1000;
     t->sample.unfenced = v.unfenced;
     t->sample.working = v.working;
     t->sample.more_contexts = v.more_contexts;
