@@ -10,19 +10,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bench.harness import figures as fg
-from bench.harness.figures import Figure
+from bench.harness.calibration import CALL, Sample, in_units
+from bench.harness.figures import Figure, doubt_of
 from bench.harness.node import BUILD, Rig
 from bench.harness.scene import kernels
 from gres.grant.store import Grant
 
-TARGETS = {
+# Nanoseconds on the reference machine, by figure; each is judged in calls
+# (bench/harness/calibration.py).
+TARGETS: dict[str, float | None] = {
     "launch_overhead_ns": 10.0,
     "launch_overhead_ns_8t": 20.0,
     "launch_default_stream_overhead_ns": 20.0,
     "alloc_pair_overhead_ns": 300.0,
     "alloc_pair_live_overhead_ns": 300.0,
 }
+RUNS, FEW_RUNS = 7, 2
 # Other states, reported: options of launch-bench, and what they are; windows as the arbiter sets
 # them (policy.h).
 STATES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -37,10 +40,9 @@ STATES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "isolation_none": (("--window-us", "0"), "counted only, without gate or window"),
 }
-# Kernels and how often they are waited for: long ones, short ones awaited often, a queue that is
-# always full, graphs.
+# Kernels and how often they are waited for: short ones awaited often, a queue that is always full,
+# graphs. Longer ones lose less.
 SOLO_LOADS: dict[str, tuple[str, ...]] = {
-    "200 us, awaited each 64": (*kernels(200), "--no-sync-each"),
     "20 us, awaited each 16": (*kernels(20), "--no-sync-each=16"),
     "5 us back to back": (*kernels(5), "--no-sync-each=1000000"),
     "graphs of 20 x 20 us, awaited each 16": (
@@ -52,9 +54,7 @@ SOLO_TARGET = 1.005
 SOLO_S = (
     0.35  # two runs differ as much in 0.3 s as in 1 s, by where the scheduler puts the processes
 )
-# a median with more doubt than this does not decide about the target
-SOLO_DOUBT = (SOLO_TARGET - 1) / 3
-SOLO_TIMES = 5  # upper bound of repetitions of the pairs
+SOLO_PAIRS, FEW_PAIRS = 15, 2
 STUB = "the stub's card is always done: no wait for room"
 
 
@@ -69,48 +69,37 @@ def _timed(*args: str) -> dict[str, float]:
 
 def _once() -> dict[str, float]:
     """One run of the micro-benchmark in each state; each figure is a median of interleaved pairs
-    within the run.
+    within the run, and so is the unit beside it.
     """
-    others = {state: _timed("--live", "-1", *args) for state, (args, _) in STATES.items()}
-    return _timed() | {
-        f"launch_overhead_ns_{state}": told["launch_overhead_ns"] for state, told in others.items()
-    }
+    told = _timed()
+    for state, (args, _) in STATES.items():
+        other = _timed("--live", "-1", *args)
+        for end in ("", "_unit"):
+            told[f"launch_overhead_ns_{state}{end}"] = other[f"launch_overhead_ns{end}"]
+    return told
 
 
-def _median(name: str, target: float | None, values: list[float], note: str) -> Figure:
-    spread = f"(min {min(values):.1f}, max {max(values):.1f} ns; {note})"
-    return Figure(
-        name, statistics.median(values), "ns", target, "<=", len(values), spread, simulated=False
-    )
+def in_calls(
+    name: str, told: Sequence[Mapping[str, float]], target: float | None, note: str
+) -> Figure:
+    """One of its figures over several runs, in calls."""
+    samples = [Sample(run[name], run[f"{name}_unit"]) for run in told]
+    return in_units(name.replace("_ns", "_calls"), samples, CALL, target, note)
 
 
-def launch_figures(told: list[dict[str, float]]) -> Iterator[Figure]:
+def launch_figures(told: Sequence[Mapping[str, float]]) -> Iterator[Figure]:
     """The figures over several runs: of a tenant alone on its card, and reported ones of other
     states.
     """
     for name, target in TARGETS.items():
-        note = (
-            "stub driver; alone on the card, kernels of 10 us"
-            if name.startswith("launch")
-            else "stub driver"
-        )
-        yield _median(name, target, [run[name] for run in told], note)
-    wall = [run["launch_overhead_ns_8t_wall"] for run in told]
-    yield _median(
-        "launch_overhead_ns_8t_wall",
-        None,
-        wall,
-        "the same by the clock, waiting for locks included",
-    )
+        alone = "; alone on the card, kernels of 10 us" if name.startswith("launch") else ""
+        yield in_calls(name, told, target, f"stub driver{alone}")
     for state, (_, meaning) in STATES.items():
-        name = f"launch_overhead_ns_{state}"
-        yield _median(name, None, [run[name] for run in told], f"{meaning}; {STUB}")
+        yield in_calls(f"launch_overhead_ns_{state}", told, None, f"{meaning}; {STUB}")
 
 
 def launch_overhead(runs: int) -> Iterator[Figure]:
-    """Nanoseconds per launch and per allocation pair, against a driver
-    whose calls return at once.
-    """
+    """What a launch and an allocation cost, against a driver whose calls return at once."""
     yield from launch_figures([_once() for _ in range(runs)])
 
 
@@ -132,11 +121,6 @@ class Pair:
 def noise_of(pairs: Sequence[Pair]) -> float:
     """How far a run without qgpu is from the next one: the median of it, as a part of 1."""
     return statistics.median(abs(a.plain / b.plain - 1) for a, b in pairwise(pairs))
-
-
-def doubt_of(pairs: Sequence[Pair]) -> float:
-    """The standard error of the median ratio."""
-    return fg.doubt_of([pair.ratio for pair in pairs])
 
 
 def solo_pair(
@@ -161,8 +145,8 @@ def solo_judged(found: Mapping[str, Sequence[Pair]]) -> Figure:
     }
     worst = max(medians, key=lambda name: medians[name])
     each = ", ".join(
-        f"{name}: {medians[name]:.4f} ({min(p.ratio for p in pairs):.4f} to"
-        f" {max(p.ratio for p in pairs):.4f}, noise {noise_of(pairs):.4f}, {len(pairs)} pairs)"
+        f"{name}: {medians[name]:.4f} +-{doubt_of([p.ratio for p in pairs]):.4f}"
+        f" (noise {noise_of(pairs):.4f}, {len(pairs)} pairs)"
         for name, pairs in found.items()
     )
     detail = medians | {f"{name}, noise": noise_of(pairs) for name, pairs in found.items()}
@@ -182,22 +166,17 @@ def solo_judged(found: Mapping[str, Sequence[Pair]]) -> Figure:
 def solo_pairs(
     loads: Mapping[str, Sequence[str]], pairs: int, seconds: float
 ) -> dict[str, list[Pair]]:
-    """Interleaved pairs of each load on one card, without qgpu and as a tenant of 100 %.
-
-    A load with a doubtful median gets more pairs, whatever the median is.
-    """
+    """Interleaved pairs of each load on one card, without qgpu and as a tenant of 100 %."""
     found: dict[str, list[Pair]] = {name: [] for name in loads}
     with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work)) as rig:
         grant = rig.grant(1, "offline", 100)
-        for number in range(pairs * SOLO_TIMES):
+        for number in range(pairs):
             for name, load in loads.items():
-                if number < pairs or doubt_of(found[name]) > SOLO_DOUBT:
-                    found[name].append(solo_pair(rig, grant, load, seconds, number % 2 == 0))
+                found[name].append(solo_pair(rig, grant, load, seconds, number % 2 == 0))
     return found
 
 
 def figures(quick: bool) -> Iterator[Figure]:
     """All figures of this scenario."""
-    yield from launch_overhead(3 if quick else 11)
-    pairs, seconds = (2, 0.5) if quick else (33, SOLO_S)
-    yield solo_judged(solo_pairs(SOLO_LOADS, pairs, seconds))
+    yield from launch_overhead(FEW_RUNS if quick else RUNS)
+    yield solo_judged(solo_pairs(SOLO_LOADS, FEW_PAIRS if quick else SOLO_PAIRS, SOLO_S))

@@ -20,17 +20,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.harness.calibration import CALL, Sample, calibrated, in_units
 from bench.harness.figures import Figure
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.files import ROOT
 from cli.sandbox.options import SandboxOptions
 from cli.sandbox.versions import native_gres
 from gres.config.site import load_config
-from simulator.judge import evaluate as ev
 from slurm_plugin.render import render
 
-LUA_RUNS = 21  # each of LUA_LOOP rewrites
+LUA_RUNS, FEW_LUA_RUNS = 21, 5  # each of LUA_LOOP rewrites
 LUA_LOOP = 2000
+LUA_TARGET_NS = 50_000.0
 EMPTY = """local ours = slurm_job_submit
 function slurm_job_submit(job_desc, part_list, uid)
     if uid == {uid} then
@@ -100,7 +101,7 @@ def _rate_of(times: list[float]) -> float:
 
 
 def _rate(quick: bool) -> Iterator[Figure]:
-    jobs = 60 if quick else 500
+    jobs = 60 if quick else 300
     with Sandbox(SandboxOptions(f"b{os.getpid()}", nodes=1)) as cluster:
         alice = cluster.plan.first_uid
         bob = alice + 1
@@ -187,7 +188,7 @@ def _rewrite(quick: bool) -> Iterator[Figure]:
     side is in submit_rate_ratio.
     """
     library = slurms_lua()
-    runs = 5 if quick else LUA_RUNS
+    runs = FEW_LUA_RUNS if quick else LUA_RUNS
     with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work:
         tables, out = Path(work) / "qgpu_tables.lua", Path(work) / "took"
         tables.write_text(
@@ -195,16 +196,13 @@ def _rewrite(quick: bool) -> Iterator[Figure]:
         )
         modules = ROOT / "slurm_plugin/lua/qgpu_job_submit.lua"
         lua = Interpreter(library)
-        for _ in range(runs):
-            lua.run(REWRITE.format(modules=modules, tables=tables, loop=LUA_LOOP, out=out))
-        took = [float(line) for line in out.read_text().split()]
-    spread = (
-        f"(worst of {runs} times {LUA_LOOP}; median {statistics.median(took):.1f} us;"
-        f" {library.name})"
-    )
-    yield Figure(
-        "lua_us_per_job", ev.percentile(took, 100), "us", 50, "<=", runs, spread, simulated=False
-    )
+        with calibrated() as machine:
+            for _ in range(runs):
+                lua.run(REWRITE.format(modules=modules, tables=tables, loop=LUA_LOOP, out=out))
+        took = [float(line) * 1000 for line in out.read_text().split()]
+    samples = [Sample(ns, machine.ns(CALL)) for ns in took]
+    note = f"{runs} times {LUA_LOOP}; {library.name}"
+    yield in_units("lua_calls_per_job", samples, CALL, LUA_TARGET_NS, note)
 
 
 def figures(quick: bool) -> Iterator[Figure]:

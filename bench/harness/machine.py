@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from typing import Any, TypeVar
 
 import psutil
 
+from bench.harness.calibration import Calibration, calibrated
 from bench.harness.node import BUILD
 
 T = TypeVar("T")
 CALM_PERCENT = 1.0
 TRIES = 2
+CALIBRATED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,16 @@ def kept_awake() -> Iterator[None]:
 
 def noise() -> dict[str, Any]:
     """How late an idle ordinary and an idle real-time thread wake on this machine now, kept awake,
-    in us.
+    in us; and what its units take.
     """
     with kept_awake():
         out = subprocess.run(
             [BUILD / "test/wake-noise", "1000"], check=True, capture_output=True, text=True
         )
+        with calibrated() as units:
+            time.sleep(CALIBRATED_S)
     found: dict[str, Any] = json.loads(out.stdout)
-    return found
+    return found | units.told
 
 
 def describe(found: dict[str, Any]) -> str:
@@ -92,5 +97,5 @@ def describe(found: dict[str, Any]) -> str:
     return (
         f"machine: {os.cpu_count()} cores, kernel {platform.release()}, wake-up p99 "
         f"{found['ordinary_p99_us']:.0f} us ordinary, {found['realtime_p99_us']:.0f} us real-time "
-        f"({found['realtime_policy']})"
+        f"({found['realtime_policy']}), {Calibration(found).words()}"
     )

@@ -1,8 +1,8 @@
 # The stub driver and the micro-benchmark of the shim.
 BENCH_NATIVE := bench/native
 BENCH_OBJ := $(BUILD)/obj/bench-native
-BENCH_CFLAGS = $(QG_CFLAGS) -I$(BENCH_NATIVE) -Ienforcer/native/arbiter -I$(CUDA_INC) \
-               -D__CUDA_API_VERSION_INTERNAL -D__CUDA_API_PUSH_VISIBILITY_DEFAULT
+BENCH_CFLAGS = $(QG_CFLAGS) -I$(BENCH_NATIVE) -Ibench/noise -Ienforcer/native/arbiter \
+               -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -D__CUDA_API_PUSH_VISIBILITY_DEFAULT
 
 NATIVE += $(BUILD)/test/stub/libcuda.so.1 $(BUILD)/test/launch-bench
 
@@ -17,7 +17,7 @@ $(BUILD)/test/stub/libcuda.so.1: $(BENCH_NATIVE)/stub.c $(BENCH_NATIVE)/stub.h \
 BENCH_SRC := $(BENCH_NATIVE)/launch_bench.c $(BENCH_NATIVE)/mini_arbiter.c \
              enforcer/native/common/qg_msg.c enforcer/native/common/qg_seal.c
 $(BUILD)/test/launch-bench: $(BENCH_SRC) \
-    $(wildcard $(BENCH_NATIVE)/*.h enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h \
-    enforcer/native/arbiter/policy/policy.h
+    $(wildcard $(BENCH_NATIVE)/*.h enforcer/native/common/*.h) bench/noise/calibrate.h \
+    enforcer/native/abi/qgpu_abi.h enforcer/native/arbiter/policy/policy.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BENCH_CFLAGS) $(QG_LDFLAGS) -o $@ $(BENCH_SRC) -ldl

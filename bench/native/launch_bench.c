@@ -6,12 +6,12 @@
  *
  * With 8 threads each thread has a stream of its own and is timed by its own processor time, so
  * that a machine with fewer processors gives the cost of a call and not that of waiting for a
- * processor. Waiting for each other is not in that: the same by the clock, all threads through the
- * shim and then all without it, times the processors.
+ * processor or for each other.
  *
  * Usage: launch-bench [--live N] [--pairs N] [--window-us N] [--kernel-us N]; needs root (only root
- * can make a grant). Prints `name value` lines. --window-us is what the gate's window holds: 20000
- * (the default) of a tenant alone on its card, less of one that has neighbours; 0: a gate without a
+ * can make a grant). Prints `name value` lines; beside each figure the unit of the machine in the
+ * same run (bench/noise/calibrate.h). --window-us is what the gate's window holds: 20000 (the
+ * default) of a tenant alone on its card, less of one that has neighbours; 0: a gate without a
  * window, as where isolation is off. --live -1 leaves out allocations.
  *
  * Kernels take --kernel-us (10) by the stub's events, and its card does them at once: a launch
@@ -33,6 +33,7 @@
 
 #include <cuda.h>
 
+#include "calibrate.h"
 #include "mini_arbiter.h"
 #include "policy/policy.h"
 #include "qg_time.h"
@@ -86,19 +87,21 @@ static double median(double *values, int count)
     return values[count / 2];
 }
 
-static void figure(const char *name, const char *direct_name, double (*timed)(const struct api *),
-                   const struct api *shim, const struct api *direct, int pairs)
+static void figure(const char *name, double (*timed)(const struct api *), const struct api *shim,
+                   const struct api *direct, int pairs)
 {
-    static double difference[MAX_PAIRS], base[MAX_PAIRS];
+    static double difference[MAX_PAIRS], base[MAX_PAIRS], unit[MAX_PAIRS];
     timed(shim);
     timed(direct);
     for (int i = 0; i < pairs; i++) {
         double through = i % 2 ? timed(shim) : 0;
         base[i] = timed(direct);
         difference[i] = (i % 2 ? through : timed(shim)) - base[i];
+        unit[i] = qb_unit_ns(qg_now_ns);
     }
     printf("%s %.1f\n", name, median(difference, pairs));
-    printf("%s %.1f\n", direct_name, median(base, pairs));
+    printf("%s_direct %.1f\n", name, median(base, pairs));
+    printf("%s_unit %.3f\n", name, median(unit, pairs));
 }
 
 static uint64_t thread_ns(void)
@@ -121,10 +124,8 @@ struct worker {
     CUresult (*set)(CUcontext), (*create)(CUstream *, unsigned int);
     CUcontext context;
     pthread_barrier_t *start;
-    double *difference;
+    double *difference, *unit;
     int pairs;
-    /* all threads through the shim, then all straight into the stub */
-    uint64_t began_ns, between_ns, ended_ns;
 };
 
 static void *launch_worker(void *of)
@@ -139,17 +140,8 @@ static void *launch_worker(void *of)
         double through = i % 2 ? thread_launches(w->shim->launch, stream) : 0;
         double base = thread_launches(w->direct->launch, stream);
         w->difference[i] = (i % 2 ? through : thread_launches(w->shim->launch, stream)) - base;
+        w->unit[i] = qb_unit_ns(thread_ns);
     }
-    pthread_barrier_wait(w->start);
-    w->began_ns = qg_now_ns();
-    for (int i = 0; i < w->pairs; i++)
-        thread_launches(w->shim->launch, stream);
-    pthread_barrier_wait(w->start);
-    w->between_ns = qg_now_ns();
-    for (int i = 0; i < w->pairs; i++)
-        thread_launches(w->direct->launch, stream);
-    pthread_barrier_wait(w->start);
-    w->ended_ns = qg_now_ns();
     return NULL;
 }
 
@@ -157,7 +149,7 @@ static void *launch_worker(void *of)
  * they wait for. */
 static void figure_of_threads(struct worker w, int pairs, int *counting)
 {
-    static double difference[THREADS * MAX_PAIRS];
+    static double difference[THREADS * MAX_PAIRS], unit[THREADS * MAX_PAIRS];
     pthread_t threads[THREADS];
     struct worker workers[THREADS];
     pthread_barrier_t start;
@@ -168,18 +160,14 @@ static void figure_of_threads(struct worker w, int pairs, int *counting)
         workers[i].start = &start;
         workers[i].pairs = pairs;
         workers[i].difference = &difference[i * pairs];
+        workers[i].unit = &unit[i * pairs];
         pthread_create(&threads[i], NULL, launch_worker, &workers[i]);
     }
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     *counting = 1;
     printf("launch_overhead_ns_8t %.1f\n", median(difference, THREADS * pairs));
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    double shim = (double)(workers[0].between_ns - workers[0].began_ns);
-    double direct = (double)(workers[0].ended_ns - workers[0].between_ns);
-    printf("launch_overhead_ns_8t_wall %.1f\n",
-           (shim - direct) * (double)(processors < THREADS ? processors : THREADS) /
-               ((double)THREADS * pairs * CALLS));
+    printf("launch_overhead_ns_8t_unit %.3f\n", median(unit, THREADS * pairs));
 }
 
 static struct api from(void *handle)
@@ -206,12 +194,11 @@ static int registered(void)
 static int time_memory(const struct api *shim, const struct api *direct, int live, int pairs)
 {
     CUdeviceptr pointer;
-    figure("alloc_pair_overhead_ns", "alloc_pair_direct_ns", time_allocs, shim, direct, pairs);
+    figure("alloc_pair_overhead_ns", time_allocs, shim, direct, pairs);
     for (int i = 0; i < live; i++)
         if (shim->alloc(&pointer, 4096) != CUDA_SUCCESS)
             return 1;
-    figure("alloc_pair_live_overhead_ns", "alloc_pair_live_direct_ns", time_allocs, shim, direct,
-           pairs);
+    figure("alloc_pair_live_overhead_ns", time_allocs, shim, direct, pairs);
     return 0;
 }
 
@@ -247,13 +234,12 @@ static int measure(const char *stub_path, int live, int pairs, int kernel_us)
     }
     struct stub_state *stub = dlsym(stub_handle, "stub");
     stub->elapsed_ms = (float)kernel_us / 1000;
-    figure("launch_overhead_ns", "launch_direct_ns", time_launches, &shim, &direct, pairs);
+    figure("launch_overhead_ns", time_launches, &shim, &direct, pairs);
     struct worker worker = {.shim = &shim, .direct = &direct, .create = stream, .context = context};
     *(void **)&worker.set = dlsym(shim_handle, "cuCtxSetCurrent");
     figure_of_threads(worker, (pairs + 3) / 4, &stub->counting);
     shim.stream = NULL;
-    figure("launch_default_stream_overhead_ns", "launch_default_stream_direct_ns", time_launches,
-           &shim, &direct, pairs);
+    figure("launch_default_stream_overhead_ns", time_launches, &shim, &direct, pairs);
     return live < 0 ? 0 : time_memory(&shim, &direct, live, pairs);
 }
 

@@ -27,14 +27,14 @@ def test_tenants_of_the_cost_scenario_are_on_their_cards(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few of them: NVML lists each with its memory; a card on which one is missing is refused."""
-    for name, value in (("CARDS", 2), ("TENANTS", 3), ("ONLINE", 1), ("LOAD_S", 0.8)):
+    for name, value in (("CARDS", 2), ("TENANTS", 3), ("LOAD_S", 0.8)):
         monkeypatch.setattr(cost, name, value)
     with Rig(tmp_path, cards=2) as rig:
-        who = cost.admit(rig, mode)
+        who = cost.admit(rig)
         assert len(who) == 6 and {grant.cards[0].uuid for grant in rig.grants.values()} == set(
             rig.uuids
         )
-        with cost.at_work(rig, who) as pids:
+        with cost.at_work(rig, who, mode) as pids:
             wait_for("their work", lambda: all(t.launches for t in rig.link.stats()), 30)
             if mode == "idle":
                 wait_for(

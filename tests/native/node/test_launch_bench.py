@@ -36,6 +36,8 @@ def test_launches_with_one_and_8_threads_and_allocations_are_timed() -> None:
         "launch_default_stream_overhead_ns",
     } <= set(found)
     assert {"alloc_pair_overhead_ns", "alloc_pair_live_overhead_ns"} <= set(found)
+    figures = {name for name in found if name.endswith(("_ns", "_8t"))}
+    assert all(found[f"{name}_unit"] > 0 for name in figures), "each has the machine's unit beside"
 
 
 @pytest.mark.parametrize("window", ["0", "400", "20000"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.calibration import CALL, WAKE_UP, calibrated
 from bench.harness.machine import CpuTime, calmest, kept_awake
 
 
@@ -74,3 +75,12 @@ def test_a_thread_of_the_lowest_rank_keeps_each_processor_awake() -> None:
             time.sleep(0.01)
         assert of_lowest_rank(keeper) == len(os.sched_getaffinity(0))
     assert children() == before
+
+
+@pytest.mark.native
+def test_the_units_of_the_machine_are_measured_until_told_to_stop() -> None:
+    with calibrated() as machine:
+        assert not machine.told
+    assert machine.told["samples"] >= 1
+    assert 0 < machine.ns(CALL) < machine.ns(WAKE_UP)
+    assert "a PLT call with an atomic add" in machine.words()
