@@ -52,7 +52,7 @@ help:
 	@echo "make test-matrix  run the live suite on each of three versions of Slurm"
 	@echo "make test-frameworks PyTorch, CuPy, JAX and Numba on the simulated driver (19 GB)"
 	@echo "make test-install the packages on hosts with a systemd: Debian 12 and 13 (SUITES=bookworm)"
-	@echo "make bench        print one line per figure and write build/bench.json"
+	@echo "make bench        at most 15 minutes: one line per figure, and build/bench.json"
 	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set" \
 	  "(SIM=1: on the simulator)"
 	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"

@@ -131,9 +131,9 @@ def _fill(path: Path, rows: int, jobs: int) -> None:
 
 
 def _query(directory: Path, quick: bool) -> Iterator[Figure]:
-    """One job out of a million rows; the whole command beside it."""
-    rows = 100_000 if quick else 1_000_000
-    path = directory / "million.sqlite"
+    """One job out of many; the whole command beside it."""
+    rows = 50_000 if quick else 200_000
+    path = directory / "many.sqlite"
     _fill(path, rows, rows)
     took = []
     dice = random.Random(2)
@@ -145,10 +145,7 @@ def _query(directory: Path, quick: bool) -> Iterator[Figure]:
         if len(found) != 1:
             raise RuntimeError(f"{len(found)} rows of one job")
     fake = _sacct(directory, 1)
-    walls = [
-        _command(["report", "7", "--ledger", str(path)], directory, fake)[0]
-        for _ in range(3 if quick else 7)
-    ]
+    walls = [_command(["report", "7", "--ledger", str(path)], directory, fake)[0] for _ in range(3)]
     spread = (
         f"(worst of 50; the whole command {statistics.median(walls) * 1000:.0f} ms, {rows} rows)"
     )
@@ -205,7 +202,7 @@ def _groups(directory: Path, quick: bool) -> Iterator[Figure]:
     place = _sacct(directory, jobs)
     walls: list[float] = []
     cpu: list[float] = []
-    for _ in range(2 if quick else 5):
+    for _ in range(2 if quick else 3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         wall, out = _command(
             ["report", "--since", "7d", "--json", "--ledger", str(path)], directory, place
@@ -304,7 +301,7 @@ def _top(directory: Path, quick: bool) -> Iterator[Figure]:
     try:
         time.sleep(3)
         before, began = _cpu(process.pid), time.monotonic()
-        for step in range(5 if quick else 15):
+        for step in range(5 if quick else 8):
             live.write(path, _look(node, 2 + step).to_json(), 0o644)
             time.sleep(1)
         if process.poll() is not None:
@@ -336,8 +333,8 @@ def figures(quick: bool) -> Iterator[Figure]:
     """All figures of accounting."""
     with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work:
         directory = Path(work)
-        yield from _writes(directory, 100 if quick else 500)
+        yield from _writes(directory, 100 if quick else 200)
         yield from _query(directory, quick)
         yield from _groups(directory, quick)
-        yield from _scrape(50 if quick else 300)
+        yield from _scrape(50 if quick else 200)
         yield from _top(directory, quick)

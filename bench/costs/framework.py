@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PLACE = Path(os.environ.get("QGPU_FRAMEWORKS", "/var/cache/qgpu/frameworks"))
 ENVIRONMENTS = ("torch-cuda13", "torch-cuda12")
 PROGRAM = ROOT / "bench/gpu/programs/torch_step.py"
-STATES = {"": "alone on the card, its gate open", "_window": "beside an online job that is idle"}
+ALONE, BESIDE = "", "_window"
+STATES = {ALONE: "alone on the card, its gate open", BESIDE: "beside an online job that is idle"}
 KINDS = ("plain", "ours", "control")  # each has the card of its place here
 ONLINE = 9  # job, on the cards of both tenants
 WALL_TARGET, CPU_TARGET = 1.01, 1.02
@@ -34,8 +35,8 @@ WARM_UP_STEPS = 100
 # without sleep, below the arbiter's priority.
 CARDS = ("--poll-us", "2000", "--priority", "40")
 TURN_S = 0.1
-# a median with more doubt than this does not decide about the target
-DOUBT = (WALL_TARGET - 1) / 3
+TRIOS, FEW_TRIOS = 4, 1
+TURNS, FEW_TURNS = 12, 6  # of each trio in each state
 
 
 @dataclass(frozen=True)
@@ -154,36 +155,37 @@ def trio(node: Rig, python: Path) -> Iterator[dict[str, Trainer]]:
         trainer.process.communicate(timeout=60)
 
 
-def play(node: Rig, python: Path, turns: int, found: Found) -> None:
-    """The turns of one trio. Who begins changes with each."""
-    with trio(node, python) as trainers:
-        ours = KINDS.index("ours")
-        before = launches(node, ours)
-        steps = max(1, round(TURN_S / trainers["plain"].train(WARM_UP_STEPS).wall))
-        trainers["ours"].train(steps)
-        each = (launches(node, ours) - before) / steps
-        if each < 1:
-            raise RuntimeError("the arbiter saw no launch of the training under the shim")
-        found.launches.append(each)
-        spins = {"plain": 0.0, "ours": 0.0, "control": DELAY_US * each}
-        orders = [KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)] for turn in range(turns)]
-        found.trios.append(
-            [{kind: trainers[kind].train(steps, spins[kind]) for kind in order} for order in orders]
-        )
+def play(node: Rig, trainers: Mapping[str, Trainer], turns: int, found: Found) -> None:
+    """The turns of one trio in one state. Who begins changes with each."""
+    ours = KINDS.index("ours")
+    before = launches(node, ours)
+    steps = max(1, round(TURN_S / trainers["plain"].train(WARM_UP_STEPS).wall))
+    trainers["ours"].train(steps)
+    each = (launches(node, ours) - before) / steps
+    if each < 1:
+        raise RuntimeError("the arbiter saw no launch of the training under the shim")
+    found.launches.append(each)
+    spins = {"plain": 0.0, "ours": 0.0, "control": DELAY_US * each}
+    orders = [KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)] for turn in range(turns)]
+    found.trios.append(
+        [{kind: trainers[kind].train(steps, spins[kind]) for kind in order} for order in orders]
+    )
 
 
-def measure(python: Path, state: str, trios: int, turns: int, most: int) -> Found:
-    """Trios in a state; more of them while the doubt is too large, whatever the median is."""
-    found = Found()
-    with rig(cards=len(KINDS), sim_options=CARDS) as node:
-        for card in range(1, len(KINDS)):
+def measure(python: Path, trios: int, turns: int) -> dict[str, Found]:
+    """Trios, each of them in every state."""
+    found = {state: Found() for state in STATES}
+    cards = range(1, len(KINDS))
+    with rig(cards=len(KINDS), sim_options=CARDS) as node, apart(node):
+        for card in cards:
             node.grant(card, "offline", 50, card=card)
-        if state:
-            node.grant(ONLINE, "online", 50, card=range(1, len(KINDS)))
-        with apart(node):
-            for number in range(most):
-                if number < trios or doubt_of(found.ratios("ours", "wall")) > DOUBT:
-                    play(node, python, turns, found)
+        for _ in range(trios):
+            with trio(node, python) as trainers:
+                play(node, trainers, turns, found[ALONE])
+                node.grant(ONLINE, "online", 50, card=cards)
+                play(node, trainers, turns, found[BESIDE])
+            node.link.revoke(ONLINE)
+            node.grants.pop(ONLINE)
     return found
 
 
@@ -212,6 +214,6 @@ def judged(found: Found, state: str) -> Iterator[Figure]:
 def figures(quick: bool) -> Iterator[Figure]:
     """All figures of this scenario."""
     python = environment()
-    trios, turns, most = (2, 9, 2) if quick else (7, 21, 21)
-    for state in STATES:
-        yield from judged(measure(python, state, trios, turns, most), state)
+    trios, turns = (FEW_TRIOS, FEW_TURNS) if quick else (TRIOS, TURNS)
+    for state, found in measure(python, trios, turns).items():
+        yield from judged(found, state)

@@ -104,7 +104,7 @@ def _script(rig: Rig, name: str, config: Path) -> Path:
 
 def figures(quick: bool) -> Iterator[Figure]:
     """p95 of the prolog's and the epilog's duration."""
-    runs = 20 if quick else 200
+    runs = 20 if quick else 100
     with (
         tempfile.TemporaryDirectory(prefix="qgpu-bench-", dir=MEMORY_DIR) as work,
         tempfile.TemporaryDirectory(prefix="qgpu-bench-") as state,  # the ledger is on the disk

@@ -21,6 +21,7 @@ from gres.config.site import Injection
 from gres.grant.store import Grant, GrantCard
 
 TARGET_MS = 5.0
+STARTS, FEW_STARTS = 150, 40  # of each way
 GIB = 1 << 30
 WAYS: dict[str, Injection] = {"mount": "mount", "preload": "preload"}
 BARE = "bare"
@@ -94,6 +95,6 @@ def figures(quick: bool) -> Iterator[Figure]:
             places[way].mkdir(mode=0o755)
             _grant(places[way], injection)
         starts = Starts(places)
-        for _ in range(40 if quick else 300):
+        for _ in range(FEW_STARTS if quick else STARTS):
             starts.once()
     yield from (starts.figure(way) for way in WAYS)

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Literal
 
 
 class NotRun(Exception):
     """What a scenario needs is not on this machine; the text says what."""
-
-
-# from this part of a target on, one run is not enough: three are made
-NEAR, RUNS_WHEN_NEAR = 0.8, 3
-
-
-def enough_runs(once: Callable[[], T], near: Callable[[T], bool]) -> list[T]:
-    """One run, or several where it came near a target or missed it: another could come to the other
-    verdict.
-    """
-    first = once()
-    return [first, *(once() for _ in range(RUNS_WHEN_NEAR - 1))] if near(first) else [first]
 
 
 def doubt_of(ratios: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,20 +98,13 @@ class Scene:
         """Those that lie inside the counted time."""
         return [b for b in self.bursts(job, gap_ns) if b.call >= self.start and b.end <= self.end]
 
-    def latencies_us(
-        self, job: int, spoilt: Callable[[int, int], bool] | None = None
-    ) -> list[float]:
-        """Latency of each request of this job that was due in the counted time.
-
-        Without those of which `spoilt` says so, asked with the moments at which one was due and was
-        answered.
-        """
-        requests = [
-            (line["due_ns"], line["due_ns"] + line["latency_ns"])
+    def latencies_us(self, job: int) -> list[float]:
+        """Latency of each request of this job that was due in the counted time."""
+        return [
+            line["latency_ns"] / 1000
             for line in self.logged[job]
             if "latency_ns" in line and self.start <= line["due_ns"] < self.end
         ]
-        return [(end - due) / 1000 for due, end in requests if not (spoilt and spoilt(due, end))]
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from typing import Any
 from bench.harness.figures import Figure
 from bench.harness.scene import Actor, endless, kernels, play, rig
 from bench.promises import preempt
-from bench.promises.shares import TARGET, judge
+from bench.promises.harvest import HARVEST
+from bench.promises.shares import BURST, TARGETS, judge
 from simulator.judge import evaluate as ev
 
 COUNT = 8
@@ -83,7 +84,13 @@ def handed_back(name: str, release_ms: int, count: int) -> Iterator[Figure]:
         f"control_{name}_handback_ms_p99", value, "ms", 102, "<=", len(backs), note, control=True
     )
     yield Figure(
-        f"control_{name}_harvest_ratio", run.harvest, "", 0.97, ">=", len(run.online), control=True
+        f"control_{name}_harvest_ratio",
+        run.harvest,
+        "",
+        HARVEST,
+        ">=",
+        len(run.online),
+        control=True,
     )
 
 
@@ -91,18 +98,21 @@ def share_control(
     name: str,
     shares: Sequence[int],
     actors: Sequence[Actor],
-    longest_us: float,
     seconds: float,
     **options: Any,
 ) -> Figure:
     """The share error of these actors against these shares, which must be short."""
     with rig(**options) as node:
         scene = play(node, actors, seconds)
-    found = judge(
-        scene, dict(zip((a.job_id for a in actors), shares, strict=True)), "burst-share", longest_us
-    )
+    found = judge(scene, dict(zip((a.job_id for a in actors), shares, strict=True)), BURST)
     return Figure(
-        f"control_{name}_share_error_points", found.total, "points", TARGET, "<=", 1, control=True
+        f"control_{name}_share_error_points",
+        found.total,
+        "points",
+        TARGETS[BURST],
+        "<=",
+        1,
+        control=True,
     )
 
 
@@ -112,7 +122,7 @@ def shares_ungoverned(seconds: float) -> Figure:
         Actor(321 + i, "offline", share, (*endless(1000), "--seed", str(i)))
         for i, share in enumerate((10, 90))
     ]
-    return share_control("ungoverned", (10, 90), actors, 1000, seconds, governed=False)
+    return share_control("ungoverned", (10, 90), actors, seconds, governed=False)
 
 
 def weights_swapped(seconds: float) -> Figure:
@@ -121,14 +131,14 @@ def weights_swapped(seconds: float) -> Figure:
         Actor(301 + i, "offline", share, (*endless(1000), "--seed", str(i)), granted=SWAPPED[i])
         for i, share in enumerate((10, 90))
     ]
-    return share_control("weights_swapped", (10, 90), actors, 1000, seconds)
+    return share_control("weights_swapped", (10, 90), actors, seconds)
 
 
 def busy_time_lied(seconds: float) -> Figure:
     """A tenant with 10 % writes into its page that all it submitted is finished already."""
     liar = Actor(311, "offline", 10, endless(2000), preload="liar.so")
     honest = Actor(312, "offline", 90, endless(2000))
-    return share_control("busy_time_lied", (10, 90), (liar, honest), 2000, seconds)
+    return share_control("busy_time_lied", (10, 90), (liar, honest), seconds)
 
 
 def window_by_count(count: int) -> Figure:
@@ -168,7 +178,7 @@ def latency_by_count(values: Sequence[float]) -> Figure:
 
 def figures(quick: bool) -> Iterator[Figure]:
     """All controls."""
-    count, seconds = (5, 3.0) if quick else (10, 6.0)
+    count, seconds = (5, 3.0) if quick else (6, 4.0)
     yield from ungoverned(count)
     yield from gates_ignored(count)
     yield from handed_back("given_back_late", LATE_MS, count)

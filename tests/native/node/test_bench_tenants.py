@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from bench.costs import daemons_cpu as cost
 from bench.costs import simulate
 from bench.harness.node import Rig, wait_for
-from bench.harness.scene import Actor, admit, endless, play
-from bench.harness.stalls import STALL_NS, stalled
-from bench.sweep import runs
+from bench.harness.scene import Actor, endless, play
 
 pytestmark = [
     pytest.mark.native,
@@ -76,24 +73,6 @@ def test_a_visitor_works_only_while_it_is_there(tmp_path: Path) -> None:
     assert own and own[0].t_submit >= begin + 900_000_000
     assert own[-1].t_submit <= begin + 1_800_000_000, "it launches for 0.3 s"
     assert scene.of(611)[-1].t_end > begin + 1_900_000_000
-
-
-def test_stalled_calls_reach_the_tenants_that_they_are_meant_for(tmp_path: Path) -> None:
-    """Launches of 50 ms of one tenant on each card: between its kernels, and not between its
-    neighbour's.
-    """
-    stalling = runs.sharers({621: 50, 622: 50}, 0, 1000), runs.sharers({631: 50, 632: 50}, 1, 1000)
-    with Rig(tmp_path, cards=2) as rig:
-        actors = [actor for pair in stalling for actor in pair]
-        admit(rig, actors)
-        with stalled(rig, "call", [pair[:1] for pair in stalling]):
-            scene = play(rig, actors, 2.0)
-    for job in (621, 631):
-        calls = [span.t_submit for span in scene.of(job)]
-        late = sum(b - a >= STALL_NS for a, b in pairwise(calls))
-        assert late >= 3, f"job {job} has an order each 0.25 s and was held up {late} times"
-        own, other = (scene.served[j].within(scene.start, scene.end) for j in (job, job + 1))
-        assert own < other, "the time in a call is its own"
 
 
 def test_the_traces_of_the_simulation_are_understood() -> None:

@@ -87,7 +87,7 @@ def test_four_contexts_of_a_process_get_no_more_than_one_of_another(rig: Rig) ->
     wait_for("both work", lambda: {few.pid, many.pid} <= {piece.pid for piece in rig.trace()}, 20)
     time.sleep(1)
     before = closings(rig)
-    # How near to a half it comes is measured by the bench (mixes, four processes beside one).
+    # How near to a half it comes is measured by the bench (shares, four processes beside one).
     # By the slices of the card alone it is about 0.8 in each sample.
     wait_for("it gets no more than its share", lambda: part(rig, many.pid, 2) < 0.7, 60)
     assert closings(rig) > before, "they take turns"

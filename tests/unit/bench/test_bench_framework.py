@@ -53,6 +53,6 @@ def test_without_pytorch_it_is_not_run_and_that_is_no_failure(
         framework.environment()
     run = program.Run()
     with CliRunner().isolation() as (out, *_):
-        run.add("framework", framework.figures, True)
+        run.add("framework", program.SCENARIOS["framework"], True)
     assert b"not run framework: PyTorch is not installed" in out.getvalue()
     assert run.status == 0 and list(run.not_run) == ["framework"]

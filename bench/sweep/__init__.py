@@ -1,1 +1,0 @@
-"""The promises over a sweep of what the simulator assumes of cards and drivers."""

@@ -1,1 +1,0 @@
-"""Tables for a person who chooses a default; they promise nothing."""
