@@ -62,9 +62,9 @@ class Got:
     present: Sequence[bool]
 
 
-def longest(tenants: Sequence[TenantTrace]) -> int:
-    """The longest kernel of all, in ns."""
-    return max((kernel.ns for tenant in tenants for kernel in tenant.kernel), default=0)
+def longest(trace: Trace, tenants: Sequence[TenantTrace]) -> int:
+    """The longest kernel of these tenants, in ns."""
+    return max((part.ns for tenant in tenants for part in trace.work(tenant)), default=0)
 
 
 def of_class(trace: Trace, job_class: JobClass) -> list[TenantTrace]:
@@ -161,7 +161,7 @@ def above_n(trace: Trace, raw: Raw) -> float | None:
     policy = trace.cards[0].policy
     return max(
         (
-            100 * (values["max_1s_ns"] - longest([tenant])) / BIN_NS - tenant.share
+            100 * (values["max_1s_ns"] - longest(trace, [tenant])) / BIN_NS - tenant.share
             for tenant, values in zip(trace.tenants, raw["tenants"], strict=True)
             if getattr(policy, tenant.job_class) == "fixed-share"
         ),
@@ -211,9 +211,9 @@ def judge(trace: Trace, raw: Raw, fluid: Raw, alone: Raw | None) -> Judged:
     """The figures of a world: as it is, on the fluid card, and for its online tenants alone (None
     if it has none).
     """
-    found, kernel = got(trace, raw, fluid), longest(trace.tenants)
+    found, kernel = got(trace, raw, fluid), longest(trace, trace.tenants)
     offline, card = of_class(trace, "offline"), raw["cards"][0]
-    freed = card["freed"] > 0 and longest(offline) <= SHORT_NS
+    freed = card["freed"] > 0 and longest(trace, offline) <= SHORT_NS
     return Judged(
         share_10s=worst_error(found, False, TEN, kernel),
         share_1s=worst_error(found, False, 1, kernel),

@@ -6,6 +6,7 @@ place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,12 +24,13 @@ from pydantic import (
 from gres.config.schema import Isolation, JobClass, Policy, Section, Word
 from gres.config.sentences import fault_sentence, shown
 from gres.units import Duration, UnitError, parse_duration
+from simulator.whatif.simprogram import MAX_KERNEL, Program, Stretch
 
 MS = 10**6
 HOUR = 3600 * 10**9
 MAX_CARDS, MAX_TENANTS, MAX_TENANTS_OF_A_CARD = 512, 8192, 256
+MAX_PROGRAMS = 256
 MAX_FILE_BYTES = 1 << 20  # bytes of a trace: YAML costs far more memory than text
-MAX_KERNEL = Duration(60 * 10**9)
 Lie = Literal["busy", "idle"]
 
 
@@ -126,7 +128,10 @@ class TenantTrace(Section):
     share: int = Field(ge=1, le=100)
     processes: int = Field(default=1, ge=1, le=4096)
     isolation: Isolation = "governed"
-    kernel: Annotated[list[Kernel], Field(min_length=1, max_length=16), BeforeValidator(_list)]
+    kernel: (
+        Annotated[list[Kernel], Field(min_length=1, max_length=16), BeforeValidator(_list)] | None
+    ) = None
+    program: Word | None = None
     load: Literal["endless"] | Requests = "endless"
     pause: Delay = Duration(0)
     start: Span = Duration(0)
@@ -147,6 +152,20 @@ class TenantTrace(Section):
         return value
 
     @model_validator(mode="after")
+    def _work(self) -> TenantTrace:
+        if (self.kernel is None) == (self.program is None):
+            raise ValueError(
+                "write either kernel (a length, or several to draw from) or program (the name of"
+                " one under programs)"
+            )
+        if self.program is not None and self.pause.ns:
+            raise ValueError(
+                f"pause {self.pause}: the program '{self.program}' has gaps of its own; leave pause"
+                " out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _times(self) -> TenantTrace:
         if self.stop is not None and self.stop <= self.start:
             raise ValueError(f"stop {self.stop} is not after start {self.start}")
@@ -161,17 +180,18 @@ class TenantTrace(Section):
         """The name, or name0, name1, ... where there are several on a card."""
         return [self.name] if self.count == 1 else [f"{self.name}{i}" for i in range(self.count)]
 
-    def kernels_per_request(self) -> int:
-        """Kernels of one request; where its length was given, as many mean kernels as come closest
-        to it.
-        """
-        if not isinstance(self.load, Requests):
-            return 1
-        if self.load.kernels is not None:
-            return self.load.kernels
-        assert self.load.busy is not None
-        mean = Fraction(sum(kernel.ns for kernel in self.kernel), len(self.kernel))
-        return max(1, round(self.load.busy.ns / mean))
+
+def kernels_per_request(load: str | Requests, work: Sequence[Stretch]) -> int:
+    """Kernels of one request; where its length was given, as many mean kernels as come closest to
+    it.
+    """
+    if not isinstance(load, Requests):
+        return 1
+    if load.kernels is not None:
+        return load.kernels
+    assert load.busy is not None
+    sum_ns = sum(stretch.kernels * stretch.ns for stretch in work)
+    return max(1, round(load.busy.ns * Fraction(sum(s.kernels for s in work), sum_ns)))
 
 
 class Trace(Section):
@@ -182,7 +202,21 @@ class Trace(Section):
     )
     seed: int = Field(default=1, ge=0, le=2**32)
     cards: list[CardTrace] = Field(default_factory=lambda: [CardTrace()], min_length=1)
+    programs: list[Program] = Field(default_factory=list, max_length=MAX_PROGRAMS)
     tenants: list[TenantTrace] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _programs(self) -> Trace:
+        names = [program.name for program in self.programs]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two programs have the name '{_doubled(names)}'")
+        for tenant in self.tenants:
+            if tenant.program is not None and tenant.program not in names:
+                raise ValueError(
+                    f"tenant '{tenant.name}' runs the program '{tenant.program}'; there is"
+                    f" {names[:8]}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _names(self) -> Trace:
@@ -227,6 +261,12 @@ class Trace(Section):
         if sum(per_card.values()) > MAX_TENANTS:
             raise ValueError(f"{sum(per_card.values())} tenants are more than {MAX_TENANTS}")
 
+    def work(self, tenant: TenantTrace) -> Sequence[Stretch]:
+        """What a tenant launches: its program, or each of its kernels once."""
+        if tenant.program is not None:
+            return next(p.stretches for p in self.programs if p.name == tenant.program)
+        return [Stretch(1, kernel.ns, tenant.pause.ns) for kernel in tenant.kernel or []]
+
     def card_names(self) -> list[str]:
         """Every card by name, in the order of the file."""
         return [name for card in self.cards for name in card.names()]
@@ -239,6 +279,7 @@ def _doubled(names: list[str]) -> str:
 _MODELS: dict[str, type[BaseModel]] = {
     "cards": CardTrace,
     "tenants": TenantTrace,
+    "programs": Program,
     "policy": Policies,
     "latency": Latency,
     "load": Requests,
@@ -300,4 +341,12 @@ def load_trace(path: Path) -> Trace:
     return parse_trace(text, str(path))
 
 
-__all__ = ["CardTrace", "TenantTrace", "Trace", "TraceError", "load_trace", "parse_trace"]
+__all__ = [
+    "CardTrace",
+    "TenantTrace",
+    "Trace",
+    "TraceError",
+    "kernels_per_request",
+    "load_trace",
+    "parse_trace",
+]

@@ -14,7 +14,15 @@ from typing import Any
 from enforcer.wire import layout
 from gres.config.schema import Policy
 from gres.paths import PATHS
-from simulator.whatif.simtrace import CardTrace, Requests, TenantTrace, Trace, TraceError
+from simulator.whatif.simprogram import Program
+from simulator.whatif.simtrace import (
+    CardTrace,
+    Requests,
+    TenantTrace,
+    Trace,
+    TraceError,
+    kernels_per_request,
+)
 
 PROGRAMS = (
     Path(__file__).resolve().parents[2] / "build/bin/qgpu-simulate",
@@ -128,7 +136,19 @@ def _load(tenant: TenantTrace) -> tuple[int, int]:
     return 2, max(1, round(10**9 / tenant.load.per_second))
 
 
-def _tenant_line(item: Placed) -> str:
+def _program_line(program: Program) -> str:
+    numbers = [(s.kernels, s.ns, s.copy_ns, s.gap_ns) for s in program.stretches]
+    return " ".join(["program", str(len(numbers)), *(str(n) for four in numbers for n in four)])
+
+
+def _kernels(trace: Trace, tenant: TenantTrace) -> list[int]:
+    """The number of lengths and the lengths; or 0 and the number of a program."""
+    if tenant.kernel is not None:
+        return [len(tenant.kernel), *(kernel.ns for kernel in tenant.kernel)]
+    return [0, [program.name for program in trace.programs].index(str(tenant.program))]
+
+
+def _tenant_line(trace: Trace, item: Placed) -> str:
     t = item.trace
     numbers: list[int] = [
         item.card,
@@ -138,12 +158,11 @@ def _tenant_line(item: Placed) -> str:
         t.start.ns,
         FOREVER if t.stop is None else t.stop.ns,
         *_load(t),
-        t.kernels_per_request(),
+        kernels_per_request(t.load, trace.work(t)),
         t.pause.ns,
         int(t.isolation == "none"),
         {None: 0, "busy": 1, "idle": 2}[t.lies],
-        len(t.kernel),
-        *(kernel.ns for kernel in t.kernel),
+        *_kernels(trace, t),
         len(t.halted),
         *(span.ns for pair in t.halted for span in pair),
     ]
@@ -153,8 +172,10 @@ def _tenant_line(item: Placed) -> str:
 def program_input(trace: Trace, tenants: list[Placed], columns: int = COLUMNS) -> str:
     """The lines that qgpu-simulate reads (simulator/native/whatif/trace.c)."""
     cards = _all_cards(trace)
-    head = f"world {trace.seed} {trace.duration.ns} {columns} {len(cards)} {len(tenants)}"
-    return "\n".join([head, *map(_card_line, cards), *map(_tenant_line, tenants), ""])
+    counts = f"{len(cards)} {len(tenants)} {len(trace.programs)}"
+    head = f"world {trace.seed} {trace.duration.ns} {columns} {counts}"
+    lines = [*map(_card_line, cards), *map(_program_line, trace.programs)]
+    return "\n".join([head, *lines, *(_tenant_line(trace, item) for item in tenants), ""])
 
 
 def _percent(part: int, whole: float) -> float:

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tenant: its requests, its only thread and the gate that this one obeys, and what it shows the
- * arbiter.
+ * A tenant: its only thread and the gate that this one obeys, and what it shows the arbiter.
  */
-#include <math.h>
-#include <stdlib.h>
-
 #include "simulate.h"
 
 /* Copies of the arbiter's rules for tenants without progress (observe/sample.c, observe/inputs.c):
@@ -18,25 +14,6 @@
 #define STUCK_NS           (2000 * QP_MS)
 /* of the online class: the default of the arbiter's --hang-s */
 #define STUCK_ONLINE_NS (60000 * QP_MS)
-
-static uint64_t draw(uint64_t *rng)
-{ /* xorshift64* */
-    *rng ^= *rng >> 12;
-    *rng ^= *rng << 25;
-    *rng ^= *rng >> 27;
-    return *rng * 2685821657736338717ull;
-}
-
-static double uniform(uint64_t *rng)
-{
-    return (double)(draw(rng) >> 11) * 0x1p-53;
-}
-
-/* Half the mean to half more: wake-ups have a floor. */
-uint64_t spread(uint64_t *rng, uint64_t mean)
-{
-    return mean ? mean / 2 + draw(rng) % (mean + 1) : 0;
-}
 
 void ring(struct machine *m)
 {
@@ -101,69 +78,6 @@ void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state
     note_mode(w, m, a);
 }
 
-/* ---- work ---- */
-
-void queue_put(struct queue *q, uint64_t at)
-{
-    if (q->n == q->cap) {
-        uint32_t cap = q->cap ? q->cap * 2 : 64;
-        uint64_t *grown = malloc(cap * sizeof(*grown));
-        if (!grown)
-            abort();
-        for (uint32_t i = 0; i < q->n; i++)
-            grown[i] = q->at[(q->head + i) % q->cap];
-        free(q->at);
-        *q = (struct queue){.at = grown, .cap = cap, .n = q->n};
-    }
-    q->at[(q->head + q->n++) % q->cap] = at;
-}
-
-static uint64_t queue_take(struct queue *q)
-{
-    uint64_t at = q->at[q->head];
-    q->head = (q->head + 1) % q->cap;
-    q->n--;
-    return at;
-}
-
-/* Equal kernels without a pause between them are one run; others come one by one. */
-static void next_run(struct actor *a)
-{
-    bool single = a->nkernels > 1 || a->gap_ns;
-    a->length_ns = a->kernel_ns[a->nkernels > 1 ? draw(&a->rng) % a->nkernels : 0];
-    uint64_t most = (1ull << 60) / a->length_ns, kernels = 1;
-    if (!single)
-        kernels = a->load == LOAD_ENDLESS || a->kernels_left > most ? most : a->kernels_left;
-    a->run_ns = kernels * a->length_ns;
-    if (a->load != LOAD_ENDLESS)
-        a->kernels_left -= (uint32_t)kernels;
-}
-
-/* Is there something to launch? Takes the next request where the last one is done. */
-static bool has_work(struct actor *a)
-{
-    if (a->run_ns)
-        return true;
-    if (a->load != LOAD_ENDLESS && !a->kernels_left) {
-        if (!a->queue.n)
-            return false;
-        a->head_ns = queue_take(&a->queue);
-        a->kernels_left = a->per_request;
-    }
-    next_run(a);
-    return true;
-}
-
-static void request_done(const struct world *w, const struct machine *m, struct actor *a)
-{
-    if (a->load == LOAD_ENDLESS || a->kernels_left)
-        return;
-    latency_add(&a->latency, m->now - a->head_ns);
-    if (w->requests)
-        queue_put(&a->latencies, m->now - a->head_ns);
-    a->requests++;
-}
-
 /* ---- the gate ---- */
 
 static void launch(struct world *w, struct machine *m, struct actor *a)
@@ -195,25 +109,15 @@ static void come(struct world *w, struct machine *m, struct actor *a)
     }
 }
 
-/* What is in flight when no more launches come: the kernel that runs, and what the window or the
- * queue let in. */
-static uint64_t in_flight(const struct machine *m, const struct actor *a)
+/* How much the shim lets it have unfinished. */
+static uint64_t depth_of(const struct machine *m, const struct actor *a)
 {
-    uint64_t rest = a->run_ns % a->length_ns, depth = m->queue_depth * a->length_ns, more = 0;
-    if (!rest)
-        rest = a->length_ns;
-    if (a->gap_ns || a->nkernels > 1)
-        return rest;
-    if (a->gate & QG_GATE_WINDOW)
-        depth = m->window_ns;
-    if (depth > rest)
-        more = (depth - rest) / a->length_ns * a->length_ns;
-    return rest + more < a->run_ns ? rest + more : a->run_ns;
+    return a->gate & QG_GATE_WINDOW ? m->window_ns : m->queue_depth * a->length_ns;
 }
 
 static void stop_launching(struct world *w, struct machine *m, struct actor *a)
 {
-    a->flight_ns = in_flight(m, a);
+    a->flight_ns = in_flight(a, depth_of(m, a));
     actor_enter(w, m, a, ST_DRAINING);
 }
 
@@ -227,7 +131,7 @@ static void closed(struct world *w, struct machine *m, struct actor *a, bool pre
         actor_enter(w, m, a, ST_STANDING);
     else if (a->state == ST_DRAINING)
         a->timer_ns = QP_NEVER;
-    if (a->state != ST_THINKING)
+    if (a->state != ST_THINKING && a->state != ST_COPYING)
         a->timer_ns = QP_NEVER;
 }
 
@@ -257,6 +161,17 @@ void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t ga
 
 /* ---- what happens when ---- */
 
+/* Its kernels and copies are done: it thinks, and then wants to launch again. */
+static void think(struct world *w, struct machine *m, struct actor *a)
+{
+    if (!a->rest.gap_ns) {
+        come(w, m, a);
+        return;
+    }
+    a->timer_ns = m->now + (a->rest.drawn ? spread(&a->rng, a->rest.gap_ns) : a->rest.gap_ns);
+    actor_enter(w, m, a, ST_THINKING);
+}
+
 void actor_ran(struct world *w, struct machine *m, struct actor *a)
 {
     if (!a->run_ns)
@@ -267,20 +182,14 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a)
         actor_enter(w, m, a, a->halted ? ST_IDLE : ST_STANDING);
         if (!(a->gate & QG_GATE_CLOSED))
             come(w, m, a);
-    } else if (a->gap_ns && !a->halted) {
-        a->timer_ns = m->now + spread(&a->rng, a->gap_ns);
-        actor_enter(w, m, a, ST_THINKING);
-    } else {
+    } else if (a->halted) {
         come(w, m, a);
+    } else if (a->rest.copy_ns) {
+        a->timer_ns = m->now + a->rest.copy_ns;
+        actor_enter(w, m, a, ST_COPYING);
+    } else {
+        think(w, m, a);
     }
-}
-
-static uint64_t next_arrival(struct actor *a)
-{
-    if (a->load == LOAD_PERIODIC)
-        return a->arrival_ns + a->period_ns;
-    double wait = -log(1 - uniform(&a->rng)) * (double)a->period_ns;
-    return a->arrival_ns + (uint64_t)wait + 1;
 }
 
 static void arrive(struct world *w, struct machine *m, struct actor *a)
@@ -371,6 +280,8 @@ void actor_due(struct world *w, struct machine *m, struct actor *a)
         a->timer_ns = QP_NEVER;
         if (a->state == ST_DRAINING)
             launch(w, m, a); /* its gate opened again meanwhile */
+        else if (a->state == ST_COPYING)
+            think(w, m, a);
         else
             come(w, m, a);
     } else {
@@ -407,14 +318,15 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
     t->share = a->share;
     t->contexts = a->procs;
     t->ungoverned = a->ungoverned;
-    bool flying = on_card(a->state), standing = a->state == ST_STANDING || a->state == ST_WAKING;
+    bool flying = on_card(a->state) || a->state == ST_COPYING,
+         standing = a->state == ST_STANDING || a->state == ST_WAKING;
     if (flying)
         a->doubt_ns = a->doubt_until_ns = 0;
     if (a->halted && standing)
         standing = standing_believed(m, a);
     t->undrained = flying;
     t->runnable = flying || standing || a->launched;
-    t->reported_end_ns = flying || standing || a->nkernels > 1 ? 0 : a->ended_ns;
+    t->reported_end_ns = flying || standing || a->nkernels != 1 ? 0 : a->ended_ns;
     if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns)
         t->used_from_ns = a->rang ? m->now : a->began_ns;
     t->preempts = t->runnable && !(standing && !flying && !a->launched && a->doubt_ns);

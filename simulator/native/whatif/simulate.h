@@ -14,13 +14,15 @@
 #include "policy/policy.h"
 #include "qgpu_abi.h"
 
-#define SM_MAX_KERNELS 16u
-#define SM_MAX_STOPS   16u
-#define SM_BINS        240u  /* columns of the busy profile, at most */
-#define SM_STEP_NS     QP_MS /* resolution of the sliding windows of 1 s that are reported */
-#define SM_STEPS       1000u /* of each window */
-#define SM_STEPS_TEN   10u   /* of 1 s are one of 10 s */
-#define SM_BUCKETS     2048u
+#define SM_MAX_KERNELS   16u
+#define SM_MAX_STOPS     16u
+#define SM_MAX_PROGRAMS  256u
+#define SM_MAX_STRETCHES 4096u /* of a program */
+#define SM_BINS          240u  /* columns of the busy profile, at most */
+#define SM_STEP_NS       QP_MS /* resolution of the sliding windows of 1 s that are reported */
+#define SM_STEPS         1000u /* of each window */
+#define SM_STEPS_TEN     10u   /* of 1 s are one of 10 s */
+#define SM_BUCKETS       2048u
 
 enum load { LOAD_ENDLESS = 0, LOAD_PERIODIC = 1, LOAD_POISSON = 2 };
 enum lie { LIE_NONE = 0, LIE_BUSY = 1, LIE_IDLE = 2 };
@@ -33,6 +35,7 @@ enum state {
     ST_WAKING,   /* the gate was opened, the thread is not there yet */
     ST_RUNNING,  /* launches without end; the card is its limit */
     ST_DRAINING, /* the gate was closed, what is in flight goes on */
+    ST_COPYING,  /* its copy goes on, beside compute; its program waits for that */
     ST_THINKING, /* on the CPU between two kernels */
 };
 
@@ -53,13 +56,32 @@ struct sliding {
     uint64_t sum, seen, max, min;
 };
 
+/* Kernels of a captured program that follow each other without a gap, and what comes then: a copy
+ * that it waits for, and time on the CPU. */
+struct stretch {
+    uint32_t kernels;
+    uint64_t length_ns, copy_ns, gap_ns; /* of each kernel; of the others */
+};
+
+struct program {
+    uint32_t n;
+    struct stretch *at;
+};
+
+/* What comes behind a run of kernels. */
+struct rest {
+    uint64_t copy_ns, gap_ns;
+    bool drawn; /* the gap is a mean, to draw from */
+};
+
 struct actor {
     /* from the trace */
     uint32_t card, job_class, share, procs, ungoverned, nkernels, nstops, per_request;
     enum load load;
     enum lie lie;
     uint64_t start_ns, stop_ns, period_ns, gap_ns;
-    uint64_t kernel_ns[SM_MAX_KERNELS];
+    uint64_t kernel_ns[SM_MAX_KERNELS], longest_ns;
+    const struct program *program; /* in the place of kernels, or NULL */
     uint64_t stops[SM_MAX_STOPS][2];
 
     /* now */
@@ -70,13 +92,16 @@ struct actor {
     /* its first launch since the gate was opened, which its shim tells; 0 = none */
     uint64_t began_ns;
     uint32_t gate, kernels_left, next_stop;
-    uint64_t length_ns;  /* of the kernels of this run */
-    uint64_t run_ns;     /* left of this run of equal kernels */
-    uint64_t flight_ns;  /* in flight behind a closed gate */
-    uint64_t timer_ns;   /* wake-up or end of thinking */
-    uint64_t rng;        /* of its arrivals and kernels: the same whoever is beside it */
-    uint64_t arrival_ns; /* next request */
-    uint64_t head_ns;    /* arrival of the request in work; 0 = none */
+    uint32_t stretch, stretch_done; /* where its program is */
+    struct rest rest;               /* behind this run */
+    uint64_t drawn_ns;              /* length of the next kernel; 0 = not drawn yet */
+    uint64_t length_ns;             /* of the kernels of this run */
+    uint64_t run_ns;                /* left of this run of equal kernels */
+    uint64_t flight_ns;             /* in flight behind a closed gate */
+    uint64_t timer_ns;              /* wake-up or end of thinking */
+    uint64_t rng;                   /* of its arrivals and kernels: the same whoever is beside it */
+    uint64_t arrival_ns;            /* next request */
+    uint64_t head_ns;               /* arrival of the request in work; 0 = none */
     uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns;
     struct queue queue;
 
@@ -113,7 +138,8 @@ struct machine {
 
 struct world {
     uint64_t seed, duration_ns;
-    uint32_t bins, ncards, nactors;
+    uint32_t bins, ncards, nactors, nprograms;
+    struct program *programs;
     struct machine *cards;
     struct actor *actors;
     FILE *timeline;
@@ -143,9 +169,15 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a); /* its run 
 void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t gate);
 void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t);
 void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state state);
+void ring(struct machine *m);
+
+/* work.c: what a tenant launches */
+bool has_work(struct actor *a);
+uint64_t in_flight(struct actor *a, uint64_t depth);
+void request_done(const struct world *w, const struct machine *m, struct actor *a);
+uint64_t next_arrival(struct actor *a);
 uint64_t spread(uint64_t *rng, uint64_t mean); /* a delay of that mean */
 void queue_put(struct queue *q, uint64_t at);
-void ring(struct machine *m);
 
 /* result.c */
 void latency_add(struct histogram *h, uint64_t ns);

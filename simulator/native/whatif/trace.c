@@ -3,11 +3,14 @@
  * Reads the trace. whatif/simulate.py has checked everything for people; here only what would
  * break the program.
  *
- *   world SEED DURATION BINS CARDS TENANTS
+ *   world SEED DURATION BINS CARDS TENANTS PROGRAMS
  *   card POLICY_ONLINE POLICY_OFFLINE IDLE_RELEASE SLICE WINDOW SWITCH TIMESLICE ARBITER TENANT
  *       QUEUE
+ *   program N  KERNELS LENGTH COPY GAP  KERNELS LENGTH ...
  *   tenant CARD CLASS SHARE PROCS START STOP LOAD PERIOD KERNELS GAP FREE LIE  N LENGTH...  N FROM
  *       TO...
+ *
+ * With 0 kernels the number of a program follows in their place.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -60,6 +63,52 @@ static bool read_card(FILE *in, struct machine *m)
            number(in, 0, HOUR, &m->tenant_ns) && number(in, 1, 1000000, &m->queue_depth);
 }
 
+static bool read_stretch(FILE *in, struct stretch *s)
+{
+    return number32(in, 1, 1000000, &s->kernels) && number(in, 100, HOUR, &s->length_ns) &&
+           number(in, 0, HOUR, &s->copy_ns) && number(in, 0, HOUR, &s->gap_ns);
+}
+
+static bool read_program(FILE *in, struct program *p)
+{
+    if (!word(in, "program") || !number32(in, 1, SM_MAX_STRETCHES, &p->n))
+        return false;
+    p->at = calloc(p->n, sizeof(*p->at));
+    for (uint32_t i = 0; i < p->n; i++) {
+        if (!p->at || !read_stretch(in, &p->at[i]))
+            return false;
+    }
+    return true;
+}
+
+static uint64_t longest(const struct actor *a)
+{
+    uint64_t ns = 0;
+    for (uint32_t i = 0; i < a->nkernels; i++)
+        ns = a->kernel_ns[i] > ns ? a->kernel_ns[i] : ns;
+    for (uint32_t i = 0; a->program && i < a->program->n; i++)
+        ns = a->program->at[i].length_ns > ns ? a->program->at[i].length_ns : ns;
+    return ns;
+}
+
+static bool read_kernels(const struct world *w, FILE *in, struct actor *a)
+{
+    uint32_t program;
+    if (!number32(in, w->nprograms ? 0 : 1, SM_MAX_KERNELS, &a->nkernels))
+        return false;
+    if (!a->nkernels) {
+        if (!number32(in, 0, w->nprograms - 1, &program))
+            return false;
+        a->program = &w->programs[program];
+    }
+    for (uint32_t i = 0; i < a->nkernels; i++) {
+        if (!number(in, 100, HOUR, &a->kernel_ns[i]))
+            return false;
+    }
+    a->longest_ns = longest(a);
+    return true;
+}
+
 static bool read_tenant(const struct world *w, FILE *in, struct actor *a)
 {
     uint32_t load, lie;
@@ -69,15 +118,10 @@ static bool read_tenant(const struct world *w, FILE *in, struct actor *a)
         !number(in, 0, LONG, &a->stop_ns) || !number32(in, 0, 2, &load) ||
         !number(in, load ? 1 : 0, LONG, &a->period_ns) ||
         !number32(in, 1, 100000000, &a->per_request) || !number(in, 0, HOUR, &a->gap_ns) ||
-        !number32(in, 0, 1, &a->ungoverned) || !number32(in, 0, 2, &lie) ||
-        !number32(in, 1, SM_MAX_KERNELS, &a->nkernels))
+        !number32(in, 0, 1, &a->ungoverned) || !number32(in, 0, 2, &lie) || !read_kernels(w, in, a))
         return false;
     a->load = (enum load)load;
     a->lie = (enum lie)lie;
-    for (uint32_t i = 0; i < a->nkernels; i++) {
-        if (!number(in, 100, HOUR, &a->kernel_ns[i]))
-            return false;
-    }
     if (!number32(in, 0, SM_MAX_STOPS, &a->nstops))
         return false;
     for (uint32_t i = 0; i < a->nstops; i++) {
@@ -114,15 +158,21 @@ bool trace_read(struct world *w, FILE *in)
 {
     if (!word(in, "world") || !number(in, 0, UINT64_MAX, &w->seed) ||
         !number(in, 1, LONG, &w->duration_ns) || !number32(in, 1, SM_BINS, &w->bins) ||
-        !number32(in, 1, 4096, &w->ncards) || !number32(in, 1, 65536, &w->nactors))
+        !number32(in, 1, 4096, &w->ncards) || !number32(in, 1, 65536, &w->nactors) ||
+        !number32(in, 0, SM_MAX_PROGRAMS, &w->nprograms))
         return false;
     w->cards = calloc(w->ncards, sizeof(*w->cards));
     w->actors = calloc(w->nactors, sizeof(*w->actors));
-    if (!w->cards || !w->actors)
+    w->programs = calloc(w->nprograms + 1, sizeof(*w->programs));
+    if (!w->cards || !w->actors || !w->programs)
         return false;
     for (uint32_t i = 0; i < w->ncards; i++) {
         w->cards[i].number = i;
         if (!read_card(in, &w->cards[i]))
+            return false;
+    }
+    for (uint32_t i = 0; i < w->nprograms; i++) {
+        if (!read_program(in, &w->programs[i]))
             return false;
     }
     for (uint32_t i = 0; i < w->nactors; i++) {
@@ -142,6 +192,9 @@ void trace_free(struct world *w)
         free(w->cards[i].actors);
         free(w->cards[i].policy_card);
     }
+    for (uint32_t i = 0; i < w->nprograms && w->programs; i++)
+        free(w->programs[i].at);
+    free(w->programs);
     free(w->cards);
     free(w->actors);
 }

@@ -12,11 +12,20 @@ import pytest
 pytestmark = pytest.mark.native
 BUILD = Path(__file__).resolve().parents[3] / "build"
 MS, US = 10**6, 10**3
+PROGRAMS = 2
 
 
 def run(text: str) -> subprocess.CompletedProcess[str]:
     program = BUILD / "test/qgpu-simulate-asan"
     return subprocess.run([program], input=text, capture_output=True, text=True, timeout=120)
+
+
+def random_program(rng: random.Random) -> str:
+    stretches = [
+        (rng.choice([1, 1, 3, 200]), rng.choice([2 * US, 90 * US, 7 * MS]), copy, gap)
+        for copy, gap in rng.choices([(0, 0), (0, 20 * US), (300 * US, 0), (MS, 5 * MS)], k=5)
+    ]
+    return "program 5 " + " ".join(str(n) for stretch in stretches for n in stretch)
 
 
 def random_tenant(rng: random.Random) -> str:
@@ -33,7 +42,8 @@ def random_tenant(rng: random.Random) -> str:
         int(rng.random() < 0.1),
         rng.choice([0, 0, 0, 1, 2]),
     ]
-    numbers += [len(kernels), *kernels, len(stops) // 2, *stops]
+    numbers += rng.choice([[len(kernels), *kernels], [0, rng.randrange(PROGRAMS)]])
+    numbers += [len(stops) // 2, *stops]
     return "tenant " + " ".join(map(str, numbers))
 
 
@@ -44,8 +54,9 @@ def test_any_trace_ends_and_adds_up(seed: int) -> None:
     policies = [rng.randint(1, 3), rng.randint(1, 3)]
     card = [*policies, rng.choice([0, 100 * MS]), 2 * MS, 500 * US, rng.choice([0, 500 * US]), MS]
     card += [rng.choice([0, 30 * US]), rng.choice([0, 40 * US]), 1024]
-    head = f"world {seed} {1200 * MS} 60 1 {len(tenants)}\ncard " + " ".join(map(str, card))
-    done = run("\n".join([head, *tenants]))
+    programs = [random_program(rng) for _ in range(PROGRAMS)]
+    head = f"world {seed} {1200 * MS} 60 1 {len(tenants)} {PROGRAMS}\ncard "
+    done = run("\n".join([head + " ".join(map(str, card)), *programs, *tenants]))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     (one,) = result["cards"]
@@ -57,8 +68,8 @@ def test_any_trace_ends_and_adds_up(seed: int) -> None:
 
 
 GOOD = (
-    "world 1 1000000 60 1 1\ncard 3 3 0 2000000 500000 0 1000000 0 0 1024\ntenant 0 2 50 1 0 9 "
-    "0 0 1 0 0 0 1 1000 0"
+    "world 1 1000000 60 1 1 1\ncard 3 3 0 2000000 500000 0 1000000 0 0 1024\n"
+    "program 1 3 1000 0 500\ntenant 0 2 50 1 0 9 0 0 1 0 0 0 1 1000 0"
 )
 
 
@@ -75,6 +86,14 @@ def test_the_smallest_trace() -> None:
         (" 60 1 1", " 60 99999 1"),
         (" 60 1 1", " 60 1 99999999"),
         (" 60 1 1", " 60 1 2"),
+        (" 60 1 1 1", " 60 1 1 0"),
+        (" 60 1 1 1", " 60 1 1 257"),
+        ("program 1 3", "program 1 0"),
+        ("program 1 3", "program 0 3"),
+        ("program 1", "program 4097"),
+        ("3 1000 0 500", "3 99 0 500"),
+        ("3 1000 0 500", "3 1000 0 9999999999999"),
+        ("1 1000 0", "0 1 0"),
         ("card 3", "card 4"),
         ("tenant 0 2", "tenant 1 2"),
         ("tenant 0 2 50", "tenant 0 2 101"),

@@ -31,6 +31,13 @@ def tenant(**changes: Any) -> str:
     )
 
 
+def with_program(*stretches: Any, **changes: Any) -> str:
+    """A trace of a program with these stretches, and one tenant that runs it."""
+    one = {"name": "a", "class": "offline", "share": 50, "program": "p"} | changes
+    programs = [{"name": "p", "stretches": list(stretches) or [[8, "12us", "30us"]]}]
+    return json.dumps({"programs": programs, "tenants": [one]})
+
+
 REFUSED = {
     "[1, 2]": "the file must hold keys such as duration, cards and tenants",
     "{": "this is neither YAML nor JSON",
@@ -41,6 +48,23 @@ REFUSED = {
     tenant(kernel=200): "'200' is not a duration; write a number with ns, us, ms, s",
     tenant(kernel="2h"): "'2h' is not between 1us and 1min",
     tenant(kernel=[]): "tenants.0.kernel: List should have at least 1 item",
+    tenant(program="p"): "tenants.0: write either kernel (a length, or several to draw from) or",
+    with_program(program=None): "tenants.0: write either kernel",
+    with_program(program="q"): "tenant 'a' runs the program 'q'; there is ['p']",
+    with_program(pause="1ms"): "pause 1ms: the program 'p' has gaps of its own; leave pause out",
+    with_program([8, "12us"]): "programs.0.stretches.0: '[8, '12us']' is no stretch; write"
+    " [kernels, length, gap] or [kernels, length, gap, copy], for example [8, 12us, 30us]",
+    with_program([0, "12us", "0s"]): "'0' kernels are not possible; write a number from 1 to",
+    with_program([True, "12us", "0s"]): "'True' kernels are not possible",
+    with_program([1, "2h", "0s"]): "programs.0.stretches.0: '2h' is not between 100ns and 1min",
+    with_program([1, "1us", 5]): "'5' is not a duration; write a number with ns, us, ms, s",
+    with_program([1, "1us", "0s", "2min"]): "'2min' is not between 0ns and 1min",
+    with_program(*[[1, "1us", "0s"]] * 4097): "programs.0.stretches: List should have at most 4096",
+    with_program().replace('"programs": [', '"programs": [{"name": "p", "stretches": []}, '): (
+        "programs.0.stretches: List should have at least 1 item"
+    ),
+    "programs: [{name: p, stretches: [[1, 1us, 0s]]}, {name: p, stretches: [[1, 1us, 0s]]}]\n"
+    + MINIMAL: "two programs have the name 'p'",
     tenant(klass="x"): "tenants.0.klass: there is no such key; did you mean class?",
     tenant(**{"class": "batch"}): "tenants.0.class: Input should be 'online' or 'offline'",
     tenant(
@@ -115,7 +139,7 @@ def test_a_bad_duration_on_the_command_line_is_refused(bad: str) -> None:
 
 def _models() -> list[type[BaseModel]]:
     found = (simtrace.Trace, simtrace.CardTrace, simtrace.TenantTrace, simtrace.Requests)
-    return [*found, simtrace.Policies, simtrace.Latency]
+    return [*found, simtrace.Policies, simtrace.Latency, simtrace.Program]
 
 
 def test_every_key_is_documented() -> None:
@@ -131,7 +155,15 @@ def test_busy_becomes_kernels() -> None:
     trace = simtrace.parse_trace(
         tenant(kernel=["1ms", "3ms"], load={"every": "1s", "busy": "100ms"})
     )
-    assert trace.tenants[0].kernels_per_request() == 50
+    (one,) = trace.tenants
+    assert simtrace.kernels_per_request(one.load, trace.work(one)) == 50
+
+
+def test_busy_becomes_kernels_of_a_program() -> None:
+    load = {"every": "1s", "busy": "100ms"}
+    trace = simtrace.parse_trace(with_program([3, "1ms", "0s"], [1, "5ms", "9ms"], load=load))
+    (one,) = trace.tenants
+    assert simtrace.kernels_per_request(one.load, trace.work(one)) == 50
 
 
 def test_a_tenant_without_a_card_is_on_all_of_them() -> None:
@@ -173,6 +205,27 @@ class TestRun:
         first = simulate(trace, jobs=1)
         assert simulate(trace, jobs=4) == first
         assert simulate(trace.model_copy(update={"seed": 2}), jobs=1) != first
+
+    def test_a_program_is_replayed_in_its_order_with_its_gaps(self) -> None:
+        stretches = ([3, "2ms", "1ms"], [1, "4ms", "0s"], [2, "1ms", "5ms", "3ms"])
+        trace = simtrace.parse_trace(with_program(*stretches))  # 12 of 21 ms
+        (alone,) = simulate(trace).tenants
+        assert alone.busy_s == pytest.approx(10 * 12 / 21, abs=0.02)
+        load = {"every": "500ms", "kernels": 7}  # one time through, and one kernel more
+        trace = simtrace.parse_trace(with_program(*stretches, load=load))
+        (asked,) = simulate(trace).tenants
+        assert asked.requests == 20 and asked.busy_s == pytest.approx(20 * 14e-3)
+        assert asked.p50_ms == pytest.approx(23, rel=0.02)
+
+    def test_a_copy_is_work_on_the_card_and_leaves_compute_to_nobody(self) -> None:
+        """A pause of 3 ms passes the quantum on, a copy of 3 ms does not."""
+        beside = {"name": "b", "class": "offline", "share": 50, "kernel": "100us"}
+        busy = []
+        for waits in (["3ms"], ["0s", "3ms"]):
+            text = json.loads(with_program([1, "1ms", *waits]))
+            text["tenants"].append(beside)
+            busy.append(simulate(simtrace.parse_trace(json.dumps(text))).cards[0].busy_percent)
+        assert busy[0] > 90 and busy[1] < 80
 
     def test_the_timeline_agrees_with_the_result(self, tmp_path: Path) -> None:
         path = tmp_path / "timeline.csv"
