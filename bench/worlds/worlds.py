@@ -1,22 +1,24 @@
 """Random worlds through the what-if engine: what the arbiter's decision gives to tenants for
 which no constant was chosen.
 
-Each world is run three times: as it is, on the fluid card, and for its online tenants alone. Equal
-seeds give equal figures, on any machine. Two sets of seeds are run: rules and constants may be
-chosen by the first one; the second one is never looked at for that, and alone is judged.
+Two families: everything is drawn (draw.py), or tenants are captured programs (replayed.py). Each
+world is run three times: as it is, on the fluid card, and for its online tenants alone. Equal seeds
+give equal figures, on any machine. Two sets of seeds are run: rules and constants may be chosen by
+the first one; the second one is never looked at for that, and alone is judged.
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from bench.harness.figures import Figure
+from bench.worlds import replayed
 from bench.worlds.draw import SECONDS, without_offline, world
 from bench.worlds.judge import Judged, Raw, judge, percentile
 from simulator.whatif.simtrace import Trace
@@ -48,27 +50,46 @@ KINDS = (
 )
 
 
-def run(seed: int, program: Path | None = None) -> Judged:
-    """The figures of the world of a seed, by this qgpu-simulate or the one of the build."""
-    trace = world(seed)
+def divided(trace: Trace) -> Raw:
+    """A world on the fluid card."""
+    return run_program(trace, "--fluid", columns=SECONDS, jobs=1)
+
+
+def of_world(trace: Trace, ideal: Raw, program: Path | None = None) -> Judged:
+    """The figures of a world, by this qgpu-simulate or the one of the build."""
     online = without_offline(trace)
 
     def outcome(trace: Trace) -> Raw:
         return run_program(trace, "--requests", columns=SECONDS, jobs=1, program=program)
 
-    return judge(trace, outcome(trace), fluid(seed), outcome(online) if online.tenants else None)
+    return judge(trace, outcome(trace), ideal, outcome(online) if online.tenants else None)
 
 
 @functools.cache
 def fluid(seed: int) -> Raw:
     """The world on the fluid card: no decision is in it, so all programs agree on it."""
-    return run_program(world(seed), "--fluid", columns=SECONDS, jobs=1)
+    return divided(world(seed))
 
 
-def of_seeds(seeds: Sequence[int]) -> dict[int, Judged]:
+def run(seed: int, program: Path | None = None) -> Judged:
+    """The figures of the drawn world of a seed."""
+    return of_world(world(seed), fluid(seed), program)
+
+
+def replay(seed: int) -> Judged:
+    """The figures of the world of captured programs of a seed."""
+    trace = replayed.world(seed, judges=seed >= JUDGING)
+    return of_world(trace, divided(trace))
+
+
+# by what the names of their figures have before the kind
+FAMILIES: dict[str, Callable[[int], Judged]] = {"": run, "programs_": replay}
+
+
+def of_seeds(seeds: Sequence[int], family: str = "") -> dict[int, Judged]:
     """The same of many."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(seeds, pool.map(run, seeds), strict=True))
+        return dict(zip(seeds, pool.map(FAMILIES[family], seeds), strict=True))
 
 
 def worst_first(found: Mapping[int, Judged], kind: Kind) -> list[tuple[float, int]]:
@@ -87,7 +108,7 @@ def p95(found: Mapping[int, Judged], kind: Kind) -> float:
     return percentile(values, 95) if kind.sense == "<=" else -percentile([-v for v in values], 95)
 
 
-def figure(found: Mapping[int, Judged], kind: Kind, judged: bool) -> Figure:
+def figure(found: Mapping[int, Judged], kind: Kind, judged: bool, family: str) -> Figure:
     """p95 of the worlds is the figure; median and the worst three, with their seeds, are beside
     it.
     """
@@ -95,7 +116,7 @@ def figure(found: Mapping[int, Judged], kind: Kind, judged: bool) -> Figure:
     values = [value for value, _ in ranked]
     worst = ", ".join(f"{value:.3g} (seed {seed})" for value, seed in ranked[:3])
     return Figure(
-        f"worlds_{kind.field}_p95{'' if judged else '_tuning'}",
+        f"worlds_{family}{kind.field}_p95{'' if judged else '_tuning'}",
         p95(found, kind),
         kind.unit,
         kind.target if judged else None,
@@ -107,8 +128,10 @@ def figure(found: Mapping[int, Judged], kind: Kind, judged: bool) -> Figure:
 
 
 def figures(quick: bool) -> Iterator[Figure]:
-    """p95 of each figure over the worlds of either set."""
-    for first in (TUNING, JUDGING):
-        found = of_seeds(range(first, first + (FEW if quick else COUNT)))
-        for kind in KINDS:
-            yield figure(found, kind, first == JUDGING)
+    """p95 of each figure over the worlds of either set, of each family."""
+    for family in FAMILIES:
+        for first in (TUNING, JUDGING):
+            found = of_seeds(range(first, first + (FEW if quick else COUNT)), family)
+            for kind in KINDS:
+                if worst_first(found, kind):
+                    yield figure(found, kind, first == JUDGING, family)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.worlds import worlds
+from bench.worlds import programs, replayed, worlds
 from bench.worlds.draw import MAX_TENANTS, document, without_offline, world
 from bench.worlds.judge import Got, errors, judge, present, windows
 from simulator.whatif.simtrace import Trace, parse_trace
@@ -47,6 +47,43 @@ def test_every_world_is_a_trace_of_one_card_that_slurm_could_have_filled() -> No
         assert not without_offline(trace).tenants or trace.tenants[0].job_class == "online"
         sizes.add(len(trace.tenants))
     assert sizes == set(range(1, MAX_TENANTS + 1))
+
+
+BOTH_SETS = [
+    *((seed, False) for seed in range(worlds.COUNT)),
+    *((seed, True) for seed in range(worlds.JUDGING, worlds.JUDGING + worlds.COUNT)),
+]
+
+
+def test_every_world_of_programs_is_a_trace_that_slurm_could_have_filled() -> None:
+    used: dict[bool, set[str]] = {False: set(), True: set()}
+    for seed, judges in BOTH_SETS:
+        trace = replayed.world(seed, judges)
+        assert sum(tenant.share for tenant in trace.tenants) <= 100
+        used[judges] |= {tenant.program or "" for tenant in trace.tenants}
+        assert trace == replayed.world(seed, judges)
+    assert not used[False] & used[True], "a judged program may be looked at"
+    assert used[False] | used[True] == {path.stem for path in programs.HERE.glob("*.json")}
+
+
+def test_captured_programs_are_small_and_within_the_bounds_of_a_trace() -> None:
+    for path in programs.HERE.glob("*.json"):
+        one = programs.read(path)
+        assert path.stat().st_size < 20_000
+        trace = parse_trace(traced(one))
+        assert trace.work(trace.tenants[0]) == replayed.program(one.name).stretches
+        assert bool(one.requests) == (path.stem in {*sum(replayed.SERVICES.values(), ())})
+
+
+def traced(one: programs.Captured) -> str:
+    """A trace of this program, as a user may write it."""
+    stretches = [
+        [row.kernels, f"{row.ns}ns", f"{row.gap_ns}ns", f"{row.copy_ns}ns"] for row in one.rows
+    ]
+    tenant = {"name": "a", "class": "offline", "share": 50, "program": one.name}
+    return json.dumps(
+        {"programs": [{"name": one.name, "stretches": stretches}], "tenants": [tenant]}
+    )
 
 
 def test_who_is_present() -> None:
@@ -115,4 +152,13 @@ class TestRun:
         assert bad.share_10s is not None and bad.share_10s > 35
 
     def test_equal_seeds_give_equal_figures(self) -> None:
-        assert worlds.of_seeds(range(8)) == worlds.of_seeds(range(8))
+        for family in worlds.FAMILIES:
+            found = worlds.of_seeds(range(8), family)
+            assert found == worlds.of_seeds(range(8), family)
+
+    def test_a_program_alone_takes_the_time_that_it_took_when_it_was_captured(self) -> None:
+        for path in programs.HERE.glob("*.json"):
+            one = programs.read(path)
+            (alone,) = run_program(parse_trace(traced(one)))["tenants"]
+            part = one.busy_ns / (one.busy_ns + one.idle_ns)
+            assert alone["busy_ns"] / 10**10 == pytest.approx(part, rel=0.02), path.stem
