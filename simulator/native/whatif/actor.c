@@ -12,6 +12,10 @@
 #define DOUBT_MIN_NS       (10 * QP_MS)
 #define DOUBT_MAX_NS       (1000 * QP_MS)
 #define STUCK_NS           (2000 * QP_MS)
+/* Copies of the shim's rules (window/window.c): at QG_GATE_HOLD launches go while they sum up to
+ * HOLD_NS, and the rest waits, LONGEST_HOLD_NS at most. */
+#define HOLD_NS         150000u
+#define LONGEST_HOLD_NS 2000000u
 /* of the online class: the default of the arbiter's --hang-s */
 #define STUCK_ONLINE_NS (60000 * QP_MS)
 
@@ -36,6 +40,7 @@ static enum mode mode_of(const struct actor *a)
     case ST_STANDING:
         return a->gate & QG_GATE_WHY_PREEMPTED ? MODE_PREEMPTED : MODE_SHARE;
     case ST_WAKING:
+    case ST_HELD:
         return MODE_WAKE;
     default:
         return MODE_IDLE;
@@ -80,8 +85,41 @@ void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state
 
 /* ---- the gate ---- */
 
+/* How much of its run goes at QG_GATE_HOLD, the first kernel in any case. */
+static uint64_t let_through(const struct machine *m, struct actor *a)
+{
+    if (!a->hold_ns || m->now >= a->hold_ns + LONGEST_HOLD_NS)
+        return a->run_ns;
+    uint64_t room = a->let_ns < HOLD_NS ? (HOLD_NS - a->let_ns) / a->length_ns * a->length_ns : 0;
+    if (!a->let_ns && !room)
+        room = a->length_ns;
+    return room < a->run_ns ? room : a->run_ns;
+}
+
+/* Launches what HOLD lets through; false: that is nothing. */
+static bool passes_hold(struct world *w, struct machine *m, struct actor *a)
+{
+    if ((a->gate & QG_GATE_HOLD) && (a->gate & QG_GATE_NOTIFY) && !a->hold_ns)
+        a->hold_ns = m->now ? m->now : 1;
+    a->run_ns += a->held_ns;
+    a->held_ns = 0;
+    uint64_t goes = let_through(m, a);
+    if (!goes) {
+        a->timer_ns = a->hold_ns + LONGEST_HOLD_NS;
+        actor_enter(w, m, a, ST_HELD);
+        return false;
+    }
+    a->held_ns = a->run_ns - goes;
+    a->run_ns = goes;
+    if (a->hold_ns)
+        a->let_ns += goes;
+    return true;
+}
+
 static void launch(struct world *w, struct machine *m, struct actor *a)
 {
+    if (!passes_hold(w, m, a))
+        return;
     a->launched = true;
     if (!a->began_ns)
         a->rang = (a->gate & QG_GATE_NOTIFY) && a->state != ST_WAKING;
@@ -109,10 +147,28 @@ static void come(struct world *w, struct machine *m, struct actor *a)
     }
 }
 
+/* The arbiter's window (observe/window.c), but the deep one in the middle of a long quantum, and
+ * under fixed-share the setting: what the chain has in flight at the end of a budget is closer to
+ * that than to a full window. A tenant's processes divide it, so together they have one. */
+static uint64_t window_of(const struct machine *m, const struct actor *a)
+{
+    bool online = a->job_class == QG_CLASS_ONLINE;
+    uint32_t live = 0, onlines = 0;
+    for (uint32_t i = 0; i < m->nactors; i++) {
+        live += m->actors[i]->state != ST_AWAY;
+        onlines += m->actors[i]->state != ST_AWAY && m->actors[i]->job_class == QG_CLASS_ONLINE;
+    }
+    bool lone = online ? onlines <= 1 : live <= 1;
+    uint64_t wide = 1000ull * (lone ? QP_LONE_WINDOW_US : QP_SHARED_WINDOW_US);
+    if (m->policy[!online] == QG_POLICY_FIXED_SHARE || (!online && onlines) || m->window_ns > wide)
+        return m->window_ns;
+    return wide;
+}
+
 /* How much the shim lets it have unfinished. */
 static uint64_t depth_of(const struct machine *m, const struct actor *a)
 {
-    return a->gate & QG_GATE_WINDOW ? m->window_ns : m->queue_depth * a->length_ns;
+    return a->gate & QG_GATE_WINDOW ? window_of(m, a) : m->queue_depth * a->length_ns;
 }
 
 static void stop_launching(struct world *w, struct machine *m, struct actor *a)
@@ -127,7 +183,7 @@ static void closed(struct world *w, struct machine *m, struct actor *a, bool pre
         a->preemptions++;
     if (a->state == ST_RUNNING)
         stop_launching(w, m, a);
-    else if (a->state == ST_WAKING)
+    else if (a->state == ST_WAKING || a->state == ST_HELD)
         actor_enter(w, m, a, ST_STANDING);
     else if (a->state == ST_DRAINING)
         a->timer_ns = QP_NEVER;
@@ -154,6 +210,11 @@ void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t ga
     if (moved && (gate & QG_GATE_CLOSED))
         closed(w, m, a, gate & QG_GATE_WHY_PREEMPTED);
     a->gate = gate;
+    if (!(gate & QG_GATE_HOLD)) {
+        if (a->state == ST_HELD)
+            a->timer_ns = m->now + spread(&m->rng, m->tenant_ns);
+        a->let_ns = a->hold_ns = 0;
+    }
     if (moved && !(gate & QG_GATE_CLOSED))
         opened(w, m, a);
     note_mode(w, m, a);
@@ -161,19 +222,34 @@ void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t ga
 
 /* ---- what happens when ---- */
 
+/* Time on the CPU before it can launch again. A program waits for each request, so its thread has
+ * to wake up before it takes the next one. */
+static uint64_t thinks(const struct world *w, struct machine *m, struct actor *a)
+{
+    if (a->rest.gap_ns)
+        return a->rest.drawn ? spread(&a->rng, a->rest.gap_ns) : a->rest.gap_ns;
+    bool waited = a->load != LOAD_ENDLESS && !a->kernels_left && a->queue.n;
+    return waited && !w->fluid ? spread(&m->rng, m->tenant_ns) : 0;
+}
+
 /* Its kernels and copies are done: it thinks, and then wants to launch again. */
 static void think(struct world *w, struct machine *m, struct actor *a)
 {
-    if (!a->rest.gap_ns) {
+    uint64_t gap = thinks(w, m, a);
+    if (!gap) {
         come(w, m, a);
         return;
     }
-    a->timer_ns = m->now + (a->rest.drawn ? spread(&a->rng, a->rest.gap_ns) : a->rest.gap_ns);
+    a->timer_ns = m->now + gap;
     actor_enter(w, m, a, ST_THINKING);
 }
 
 void actor_ran(struct world *w, struct machine *m, struct actor *a)
 {
+    if (!a->run_ns) {
+        a->run_ns = a->held_ns;
+        a->held_ns = 0;
+    }
     if (!a->run_ns)
         request_done(w, m, a);
     if (a->state == ST_DRAINING && a->timer_ns != QP_NEVER) {
@@ -182,7 +258,7 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a)
         actor_enter(w, m, a, a->halted ? ST_IDLE : ST_STANDING);
         if (!(a->gate & QG_GATE_CLOSED))
             come(w, m, a);
-    } else if (a->halted) {
+    } else if (a->halted || a->run_ns) {
         come(w, m, a);
     } else if (a->rest.copy_ns) {
         a->timer_ns = m->now + a->rest.copy_ns;
@@ -325,7 +401,7 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
     if (a->halted && standing)
         standing = standing_believed(m, a);
     t->undrained = flying;
-    t->runnable = flying || standing || a->launched;
+    t->runnable = flying || standing || a->launched || a->state == ST_HELD;
     t->reported_end_ns = flying || standing || a->nkernels != 1 ? 0 : a->ended_ns;
     if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns)
         t->used_from_ns = a->rang ? m->now : a->began_ns;

@@ -33,6 +33,7 @@ enum state {
     ST_IDLE,     /* nothing to do */
     ST_STANDING, /* at the closed gate */
     ST_WAKING,   /* the gate was opened, the thread is not there yet */
+    ST_HELD,     /* at QG_GATE_HOLD: offline has not left the card yet */
     ST_RUNNING,  /* launches without end; the card is its limit */
     ST_DRAINING, /* the gate was closed, what is in flight goes on */
     ST_COPYING,  /* its copy goes on, beside compute; its program waits for that */
@@ -95,13 +96,15 @@ struct actor {
     uint32_t stretch, stretch_done; /* where its program is */
     struct rest rest;               /* behind this run */
     uint64_t drawn_ns;              /* length of the next kernel; 0 = not drawn yet */
-    uint64_t length_ns;             /* of the kernels of this run */
-    uint64_t run_ns;                /* left of this run of equal kernels */
-    uint64_t flight_ns;             /* in flight behind a closed gate */
-    uint64_t timer_ns;              /* wake-up or end of thinking */
-    uint64_t rng;                   /* of its arrivals and kernels: the same whoever is beside it */
-    uint64_t arrival_ns;            /* next request */
-    uint64_t head_ns;               /* arrival of the request in work; 0 = none */
+    uint64_t held_ns;               /* of this run, not launched at QG_GATE_HOLD */
+    uint64_t let_ns, hold_ns; /* launched at this HOLD, and since when it holds; 0 = it does not */
+    uint64_t length_ns;       /* of the kernels of this run */
+    uint64_t run_ns;          /* left of this run of equal kernels */
+    uint64_t flight_ns;       /* in flight behind a closed gate */
+    uint64_t timer_ns;        /* wake-up or end of thinking */
+    uint64_t rng;             /* of its arrivals and kernels: the same whoever is beside it */
+    uint64_t arrival_ns;      /* next request */
+    uint64_t head_ns;         /* arrival of the request in work; 0 = none */
     uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns;
     struct queue queue;
 

@@ -133,7 +133,8 @@ bool has_work(struct actor *a)
 /* Does it launch another kernel without waiting for this run? */
 static bool launches_ahead(const struct actor *a)
 {
-    return !a->rest.copy_ns && !a->rest.gap_ns && (a->load == LOAD_ENDLESS || a->kernels_left);
+    return !a->held_ns && !a->rest.copy_ns && !a->rest.gap_ns &&
+           (a->load == LOAD_ENDLESS || a->kernels_left);
 }
 
 /* What is in flight when no more launches come: the kernel that runs, and what fits into `depth`

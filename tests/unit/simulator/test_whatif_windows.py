@@ -1,0 +1,55 @@
+"""What the engine of `qgpu simulate` lets into flight, as the shim would: windows and HOLD."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from simulator.whatif.simtrace import parse_trace
+from simulator.whatif.simulate import run_program
+
+pytestmark = pytest.mark.native
+SWIFT = {"context_switch": "0s", "latency": {"arbiter": "0s", "tenant": "0s"}}
+
+
+def ran(*tenants: dict[str, Any], **card: Any) -> dict[str, Any]:
+    """What the program says of two seconds of these tenants."""
+    each = [
+        {"name": f"t{i}", "class": "offline", "share": 50, "kernel": "100us"} | tenant
+        for i, tenant in enumerate(tenants)
+    ]
+    text = {"duration": "2s", "cards": [SWIFT | card], "tenants": each}
+    return run_program(parse_trace(json.dumps(text)))
+
+
+STOPPED = {"halted": [["1s", "9s"]]}  # what it has in flight then is still executed
+ONLINE = {"class": "online", "load": {"every": "9s", "kernels": 1}}  # one kernel, and then idle
+IN_FLIGHT_US = {
+    "alone": ((STOPPED,), {}, 20_000),
+    "alone, a mixture": ((STOPPED | {"kernel": ["100us", "200us"]},), {}, 20_000),
+    "fixed-share": ((STOPPED | {"share": 100},), {"policy": {"offline": "fixed-share"}}, 275),
+    "a wider setting": ((STOPPED,), {"window": "30ms"}, 30_000),
+    "online is there": ((ONLINE, STOPPED), {"idle_release": "0s"}, 275),
+    "it pauses": ((STOPPED | {"pause": "10us"},), {}, 100),
+}
+
+
+@pytest.mark.parametrize("case", IN_FLIGHT_US)
+def test_what_is_in_flight_when_a_program_is_stopped(case: str) -> None:
+    tenants, card, most_us = IN_FLIGHT_US[case]
+    *others, stopped = tenants
+    found = ran(*others, stopped | {"name": "stopped"}, **card)
+    goes_on = ran(*others, {k: v for k, v in stopped.items() if k != "halted"}, **card)
+    per_second = goes_on["tenants"][-1]["busy_ns"] / 2
+    over_us = (found["tenants"][-1]["busy_ns"] - per_second) / 1000
+    assert most_us - 350 <= over_us <= most_us + 350
+
+
+def test_onlines_second_launch_waits_until_offline_has_left() -> None:
+    """Offline's rest of up to 0.8 ms shares the card with 0.15 ms of online, not with all of it."""
+    online = {"class": "online", "load": {"every": "123ms", "kernels": 50}}
+    found = ran(online, {"kernel": "800us"}, idle_release="10ms", window="50us")
+    (card,) = found["cards"]
+    assert card["freed"] > 5 and card["freed_max_ns"] < 1_050_000
