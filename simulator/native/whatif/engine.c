@@ -7,33 +7,61 @@
 
 #include "simulate.h"
 
-#define EPSILON_NS 4u /* of a run: left over by dividing whole nanoseconds */
+#define EPSILON_NS 4u /* of a run on the fluid card: left over by dividing whole nanoseconds */
 
 uint64_t work_left(const struct actor *a)
 {
     return a->state == ST_DRAINING ? a->flight_ns : a->run_ns;
 }
 
-/* Several contexts at once: equal time slices, and a change of context after each. */
-static double speed(const struct machine *m)
+static bool runs(const struct machine *m, int32_t who)
 {
-    if (m->nrunning < 2)
-        return 1;
-    double slice = (double)m->timeslice_ns;
-    return slice / (slice + (double)m->switch_ns) / m->nrunning;
+    for (uint32_t i = 0; i < m->nrunning; i++) {
+        if (m->running[i] == who)
+            return true;
+    }
+    return false;
 }
 
-/* A card that goes from one context to another stands still for a moment. */
+/* The first one behind `who` that has work, in a ring. */
+static int32_t next_running(const struct machine *m, int32_t who)
+{
+    for (uint32_t i = 0; i < m->nrunning; i++) {
+        if (m->running[i] > who)
+            return m->running[i];
+    }
+    return m->running[0];
+}
+
+/* When the time slice of the context on the card ends, which began with its first work there. */
+static uint64_t slice_end(const struct machine *m)
+{
+    uint64_t slices = (m->now - m->slice_from_ns) / m->timeslice_ns + 1;
+    return m->slice_from_ns + slices * m->timeslice_ns;
+}
+
+/* Contexts with work take time slices. A card that goes from one to another stands still for a
+ * moment. */
 static void change_context(struct machine *m)
 {
-    if (m->nrunning != 1)
+    if (!m->nrunning)
         return;
-    int32_t who = m->running[0];
-    if (m->on_card != who && m->on_card >= 0) {
+    bool stays = m->on_card >= 0 && runs(m, m->on_card);
+    if (stays && (m->nrunning == 1 || m->now < m->slice_end_ns)) {
+        if (m->nrunning > 1 && m->slice_end_ns == QP_NEVER)
+            m->slice_end_ns = slice_end(m);
+        if (m->nrunning == 1)
+            m->slice_end_ns = QP_NEVER;
+        return;
+    }
+    int32_t before = m->on_card;
+    m->on_card = next_running(m, before);
+    if (before >= 0 && before != m->on_card) {
         m->switches++;
         m->stall_ns = m->switch_ns;
     }
-    m->on_card = who;
+    m->slice_from_ns = m->now + m->stall_ns;
+    m->slice_end_ns = m->nrunning > 1 ? m->slice_from_ns + m->timeslice_ns : QP_NEVER;
 }
 
 /* The column of the profile that a time lies in. */
@@ -71,30 +99,16 @@ static void advance(struct world *w, struct machine *m, uint64_t to)
     m->stall_ns -= lost;
     m->switch_lost_ns += lost;
     dt -= lost;
-    if (m->nrunning == 1) {
-        progress(w, m, m->actors[m->running[0]], dt);
-        return;
-    }
-    uint64_t each = (uint64_t)((double)dt * speed(m));
-    m->switch_lost_ns += dt - each * m->nrunning;
-    m->switches += dt / m->timeslice_ns;
-    m->on_card = -1;
-    for (uint32_t i = 0; i < m->nrunning; i++)
-        progress(w, m, m->actors[m->running[i]], each);
+    progress(w, m, m->actors[m->on_card], dt);
 }
 
-/* When the next run or flight ends. */
+/* When the run or flight on the card ends, or its time slice. */
 static uint64_t next_end(const struct machine *m)
 {
-    uint64_t least = QP_NEVER;
-    for (uint32_t i = 0; i < m->nrunning; i++) {
-        uint64_t l = work_left(m->actors[m->running[i]]);
-        if (l < least)
-            least = l;
-    }
-    if (least == QP_NEVER)
+    if (!m->nrunning)
         return QP_NEVER;
-    return m->now + m->stall_ns + (m->nrunning == 1 ? least : (uint64_t)((double)least / speed(m)));
+    uint64_t end = m->now + m->stall_ns + work_left(m->actors[m->on_card]);
+    return end < m->slice_end_ns ? end : m->slice_end_ns;
 }
 
 static void finish_runs(struct world *w, struct machine *m)
@@ -102,7 +116,7 @@ static void finish_runs(struct world *w, struct machine *m)
     for (uint32_t i = 0; i < m->nrunning;) {
         struct actor *a = m->actors[m->running[i]];
         uint64_t l = work_left(a);
-        if (l > (m->nrunning > 1 || w->fluid ? EPSILON_NS : 0)) {
+        if (l > (w->fluid ? EPSILON_NS : 0)) {
             i++;
             continue;
         }

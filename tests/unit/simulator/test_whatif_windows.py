@@ -1,4 +1,6 @@
-"""What the engine of `qgpu simulate` lets into flight, as the shim would: windows and HOLD."""
+"""What the engine of `qgpu simulate` lets into flight, as the shim would: windows and HOLD; and how
+contexts share its card.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ def ran(*tenants: dict[str, Any], **card: Any) -> dict[str, Any]:
     return run_program(parse_trace(json.dumps(text)))
 
 
+SLICES = {"context_switch": "100us", "timeslice": "1ms"}
 STOPPED = {"halted": [["1s", "9s"]]}  # what it has in flight then is still executed
 ONLINE = {"class": "online", "load": {"every": "9s", "kernels": 1}}  # one kernel, and then idle
 IN_FLIGHT_US = {
@@ -53,3 +56,19 @@ def test_onlines_second_launch_waits_until_offline_has_left() -> None:
     found = ran(online, {"kernel": "800us"}, idle_release="10ms", window="50us")
     (card,) = found["cards"]
     assert card["freed"] > 5 and card["freed_max_ns"] < 1_050_000
+
+
+def test_contexts_take_turns_of_a_time_slice() -> None:
+    """Kernels longer than a slice, all gates open: each change costs the card 0.1 ms."""
+    found = ran({"kernel": "9ms"}, {"kernel": "7ms"}, policy={"offline": "best-effort"}, **SLICES)
+    assert found["cards"][0]["switches"] == pytest.approx(2 / 1.1e-3, rel=0.02)
+    for tenant in found["tenants"]:
+        assert tenant["busy_ns"] / 10**9 == pytest.approx(1 / 1.1, rel=0.02)
+
+
+def test_offlines_rest_waits_for_onlines_slice() -> None:
+    """Online's kernel of 3 ms takes the card for a slice of 1 ms while offline's is not done."""
+    online = {"class": "online", "kernel": "3ms", "load": {"every": "123ms", "kernels": 1}}
+    found = ran(online, {"kernel": "800us"}, idle_release="10ms", window="50us")
+    (card,) = found["cards"]
+    assert card["freed"] > 5 and 1_000_000 < card["freed_max_ns"] < 2_000_000
