@@ -129,6 +129,7 @@ static void launch(struct world *w, struct machine *m, struct actor *a)
         ring(m);
     if (a->job_class == QG_CLASS_ONLINE)
         online_came(m);
+    a->alone_ns = m->now + a->run_ns;
     actor_enter(w, m, a, ST_RUNNING);
 }
 
@@ -222,13 +223,18 @@ void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t ga
 
 /* ---- what happens when ---- */
 
-/* Time on the CPU before it can launch again. A program waits for each request, so its thread has
- * to wake up before it takes the next one. */
+/* Time on the CPU before it can launch again. A program goes on while its kernels wait for the
+ * card, and needs less after them. It waits for copies and for each request; then its thread has to
+ * wake up before it takes the next one. */
 static uint64_t thinks(const struct world *w, struct machine *m, struct actor *a)
 {
-    if (a->rest.gap_ns)
-        return a->rest.drawn ? spread(&a->rng, a->rest.gap_ns) : a->rest.gap_ns;
-    bool waited = a->load != LOAD_ENDLESS && !a->kernels_left && a->queue.n;
+    bool done = a->load != LOAD_ENDLESS && !a->kernels_left, waited = done && a->queue.n;
+    uint64_t gap = a->rest.gap_ns, had = a->ahead_ns < gap ? a->ahead_ns : gap;
+    if (a->rest.drawn)
+        return spread(&a->rng, gap);
+    a->ahead_ns = a->rest.copy_ns || done ? 0 : a->ahead_ns - had;
+    if (gap)
+        return a->rest.copy_ns || done ? gap : gap - had;
     return waited && !w->fluid ? spread(&m->rng, m->tenant_ns) : 0;
 }
 
@@ -244,8 +250,21 @@ static void think(struct world *w, struct machine *m, struct actor *a)
     actor_enter(w, m, a, ST_THINKING);
 }
 
+/* How far its program ran ahead while this run waited for the card at an open gate. */
+static void note_ahead(const struct world *w, const struct machine *m, struct actor *a)
+{
+    uint64_t most = w->fluid ? 0 : window_of(m, a);
+    if (a->state != ST_RUNNING)
+        a->ahead_ns = 0; /* it stood at the gate */
+    else if (m->now > a->alone_ns)
+        a->ahead_ns += m->now - a->alone_ns;
+    if (a->ahead_ns > most)
+        a->ahead_ns = most;
+}
+
 void actor_ran(struct world *w, struct machine *m, struct actor *a)
 {
+    note_ahead(w, m, a);
     if (!a->run_ns) {
         a->run_ns = a->held_ns;
         a->held_ns = 0;

@@ -98,13 +98,16 @@ struct actor {
     uint64_t drawn_ns;              /* length of the next kernel; 0 = not drawn yet */
     uint64_t held_ns;               /* of this run, not launched at QG_GATE_HOLD */
     uint64_t let_ns, hold_ns; /* launched at this HOLD, and since when it holds; 0 = it does not */
-    uint64_t length_ns;       /* of the kernels of this run */
-    uint64_t run_ns;          /* left of this run of equal kernels */
-    uint64_t flight_ns;       /* in flight behind a closed gate */
-    uint64_t timer_ns;        /* wake-up or end of thinking */
-    uint64_t rng;             /* of its arrivals and kernels: the same whoever is beside it */
-    uint64_t arrival_ns;      /* next request */
-    uint64_t head_ns;         /* arrival of the request in work; 0 = none */
+    /* when its run would have ended on a card of its own, and how much further its program is than
+     * a program that waits for each kernel */
+    uint64_t alone_ns, ahead_ns;
+    uint64_t length_ns;  /* of the kernels of this run */
+    uint64_t run_ns;     /* left of this run of equal kernels */
+    uint64_t flight_ns;  /* in flight behind a closed gate */
+    uint64_t timer_ns;   /* wake-up or end of thinking */
+    uint64_t rng;        /* of its arrivals and kernels: the same whoever is beside it */
+    uint64_t arrival_ns; /* next request */
+    uint64_t head_ns;    /* arrival of the request in work; 0 = none */
     uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns;
     struct queue queue;
 

@@ -16,13 +16,14 @@ pytestmark = pytest.mark.native
 SWIFT = {"context_switch": "0s", "latency": {"arbiter": "0s", "tenant": "0s"}}
 
 
-def ran(*tenants: dict[str, Any], **card: Any) -> dict[str, Any]:
+def ran(*tenants: dict[str, Any], programs: Any = (), **card: Any) -> dict[str, Any]:
     """What the program says of two seconds of these tenants."""
     each = [
         {"name": f"t{i}", "class": "offline", "share": 50, "kernel": "100us"} | tenant
         for i, tenant in enumerate(tenants)
     ]
     text = {"duration": "2s", "cards": [SWIFT | card], "tenants": each}
+    text["programs"] = list(programs)
     return run_program(parse_trace(json.dumps(text)))
 
 
@@ -72,3 +73,14 @@ def test_offlines_rest_waits_for_onlines_slice() -> None:
     found = ran(online, {"kernel": "800us"}, idle_release="10ms", window="50us")
     (card,) = found["cards"]
     assert card["freed"] > 5 and 1_000_000 < card["freed_max_ns"] < 2_000_000
+
+
+@pytest.mark.parametrize(("copy", "least", "most"), [("0s", 0.4, 0.55), ("1us", 0.05, 0.15)])
+def test_a_program_runs_ahead_while_its_kernels_wait(copy: str, least: float, most: float) -> None:
+    """Alone it uses half of the card. While it waits for a slice it launches on, unless it waits
+    for a copy after each kernel.
+    """
+    programs = [{"name": "p", "stretches": [[1, "100us", "100us", copy]]}]
+    beside = {"kernel": None, "program": "p"}, {"kernel": "10ms"}
+    found = ran(*beside, policy={"offline": "best-effort"}, programs=programs)
+    assert least < found["tenants"][0]["busy_ns"] / (2 * 10**9) < most
