@@ -93,9 +93,9 @@ $(BUILD)/test/shim-probe: $(SHIM_PROBE) $(SHIM_PROBE_H)
 	  -o $@ $(SHIM_PROBE) -ldl -lpthread
 
 SHIM_UNIT := tests/native/programs/units/unit.c \
-             $(addprefix $(SHIM_DIR)/base/,allocation_hash.c estimate.c start_inference.c)
+             $(addprefix $(SHIM_DIR)/base/,allocation_hash.c estimate.c)
 $(BUILD)/test/shim-unit: $(SHIM_UNIT) \
-    $(addprefix $(SHIM_DIR)/base/,allocation_hash.h estimate.h start_inference.h)
+    $(addprefix $(SHIM_DIR)/base/,allocation_hash.h estimate.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) \
 	  -o $@ $(SHIM_UNIT)

@@ -207,7 +207,7 @@ def test_cost_of_a_graph_is_forgotten_when_it_changes(
     for _ in range(6):
         assert probe.ask("graph 0 0x20") == 0
         assert probe.ask("sync 0") == 0
-    assert arbiter.card.proc("inflight_us") == 100
+    assert 80 <= arbiter.card.proc("inflight_us") <= 100
     assert probe.ask(f"invoke {symbol} {FORGETS[symbol]}") == 0
     assert probe.ask("graph 0 0x20") == 0
     assert arbiter.card.proc("inflight_us") == 500

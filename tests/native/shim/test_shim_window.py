@@ -29,20 +29,23 @@ def test_window_bounds_work_in_flight(arbiter: s.FakeArbiter, probe: s.Probe) ->
     s.until(lambda: arbiter.card.proc("window_bypass") >= 1)
     arbiter.card.set(s.CLOSED | s.TRACK)  # nothing more gets through while we count
     probe_launches = arbiter.card.proc("launches") - launched
-    assert arbiter.card.proc("inflight_us") <= 500 + 100 * arbiter.card.proc("window_bypass") + 1
+    # what is next to end, up to two launches, is overdue, so it takes no room any more
+    most = 500 + 100 * (2 + arbiter.card.proc("window_bypass"))
+    assert arbiter.card.proc("inflight_us") <= most
     assert probe_launches >= 5
     arbiter.card.set(s.TRACK)
     assert int(probe.answer()) == 0
 
 
 def test_window_takes_what_fits_and_no_more(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    window(arbiter, probe, 900, 4500)
+    window(arbiter, probe, 1500, 4700)
     bypassed = arbiter.card.proc("window_bypass")
-    assert probe.ask("launch 0 0x10 5") == 0
+    assert probe.ask("launch 0 0x10 3") == 0
     assert arbiter.card.proc("window_bypass") == bypassed
-    assert arbiter.card.proc("inflight_us") == 4500
+    assert probe.ask("launch 0 0x10 1") == 0  # when the first one has run its time
+    assert arbiter.card.proc("window_bypass") == bypassed
     started = time.monotonic()
-    assert probe.ask("launch 0 0x10 1") == 0  # the sixth does not fit and nothing moves
+    assert probe.ask("launch 0 0x10 1") == 0  # the fifth does not fit and nothing moves
     assert time.monotonic() - started >= 0.002
     assert arbiter.card.proc("window_bypass") == bypassed + 1
 
@@ -68,9 +71,8 @@ def test_what_follows_the_first_launch_is_held(arbiter: s.FakeArbiter, probe: s.
     """Online after a pause: its first launch goes, the next one when the arbiter says so, or 2
     ms later.
     """
-    arbiter.card.gate_page.window_us = 20_000
+    window(arbiter, probe, 200, 20_000)
     arbiter.card.set(s.NOTIFY | s.HOLD | s.WINDOW | s.TRACK)
-    assert probe.ask("hold 1") == 0
     started = time.monotonic()
     assert probe.ask("launch 0 0x10 2") == 0
     assert time.monotonic() - started >= 0.002, "nobody ended the hold"
@@ -133,44 +135,18 @@ def test_kernels_of_uncertain_length_are_queued_when_what_runs_has_run_its_longe
     )
 
 
-@pytest.mark.parametrize(
-    ("why", "counts"), [(0x200, True), (0x100, False)], ids=["turn", "preempted"]
-)
 def test_sample_of_a_kernel_that_ran_when_the_gate_closed(
-    arbiter: s.FakeArbiter, probe: s.Probe, why: int, counts: bool
+    arbiter: s.FakeArbiter, probe: s.Probe
 ) -> None:
-    """For a turn the others wait until it ended: without such samples only short ones count.
-    Online does not wait.
-    """
+    """Another tenant may have been on the card, so it does not say how long the kernel takes."""
     s.learned(arbiter, probe, 10, 2)
     assert probe.ask("launch 0 0x10 1") == 0  # the sample; those before it are taken in
     probe.ask("elapsed_us 50000")
-    arbiter.card.gate_page.changes = 1
-    arbiter.card.set(s.CLOSED | why | s.WINDOW | s.TRACK)
-    probe.send("launch 0 0x10 1")
-    assert not probe.answered(0.05)
-    arbiter.card.gate_page.changes = 2
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    assert int(probe.answer()) == 0 and probe.ask("sync 0") == 0 and probe.ask("hold 1") == 0
+    arbiter.card.gate_page.changes = 2  # it closed and opened
+    assert probe.ask("launch 0 0x10 1") == 0 and probe.ask("sync 0") == 0
     assert probe.ask("elapsed_us 10") == 0
     assert probe.ask("launch 0 0x10 1") == 0
-    assert (arbiter.card.proc("inflight_us") > 20_000) == counts
-
-
-def test_a_new_function_may_take_longer_than_its_first_launches(
-    arbiter: s.FakeArbiter, probe: s.Probe
-) -> None:
-    """Known from three launches that took 10 us: eight of them fill the window all the same, not
-    fifty.
-    """
-    s.learned(arbiter, probe, 10, 3)
-    arbiter.card.gate_page.window_us = 4800
-    assert probe.ask("hold 1") == 0
-    bypassed = arbiter.card.proc("window_bypass")
-    assert probe.ask("launch 0 0x10 8") == 0
-    assert arbiter.card.proc("window_bypass") == bypassed
-    assert probe.ask("launch 0 0x10 1") == 0
-    assert arbiter.card.proc("window_bypass") == bypassed + 1
+    assert arbiter.card.proc("inflight_us") < 20_000
 
 
 def test_who_stands_at_a_closed_gate_tells_when_its_work_has_ended(
@@ -221,13 +197,13 @@ def in_flight(arbiter: s.FakeArbiter, before: tuple[int, int]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kernel_us", "least", "most"), [(10000, 2, 2), (3000, 6, 6), (1000, 17, 22), (200, 88, 112)]
+    ("kernel_us", "least", "most"), [(10000, 3, 3), (3000, 8, 8), (1000, 22, 28), (200, 113, 142)]
 )
 def test_wide_window_is_a_bound_too(
     arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int, least: int, most: int
 ) -> None:
-    """Long kernels are counted one by one; of short ones some pass unseen, an eighth of the
-    window at most.
+    """Long kernels are counted one by one; of short ones some pass unseen, an eighth of the window
+    at most. What is before the first fence, about a quarter, takes no room when it is overdue.
     """
     before = lone(arbiter, probe, kernel_us)
     probe.send("launch 0 0x10 200")
@@ -251,5 +227,5 @@ def test_wide_window_samples_few_launches(arbiter: s.FakeArbiter, probe: s.Probe
     assert probe.ask("launch 0 0x10 100") == 0
     before = probe.counts()["event_records"]
     assert probe.ask("launch 0 0x10 20000") == 0
-    assert probe.counts()["event_records"] - before <= 2 * 20000 / (32 * 31) + 2
+    assert probe.counts()["event_records"] - before <= 2 * 20000 / (16 * 31) + 2
     assert arbiter.card.proc("window_bypass") == bypassed

@@ -16,7 +16,7 @@
 #include "track/waiters.h"
 #include "window/window.h"
 #include "link/link.h"
-#include "window/wait_strategy.h"
+#include "window/wait.h"
 
 /* ns: A sleeping thread checks pages, heartbeat and connection this often. It is well below the
  * default lease. Evidence: none. */
@@ -131,12 +131,6 @@ static bool given_up(struct qg_card *card, const struct qg_pages *pages)
     return true;
 }
 
-static void futex_wait(const uint32_t *word, uint32_t seen, uint64_t limit_ns)
-{
-    struct timespec limit = {0, (long)limit_ns};
-    syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
-}
-
 /* A launch that must wait first inserts a fence behind earlier work, so that the arbiter can
  * observe its end. */
 static void fence_earlier_work(struct qg_stream *stream, struct qg_pages *pages)
@@ -150,13 +144,10 @@ static void fence_earlier_work(struct qg_stream *stream, struct qg_pages *pages)
 
 /* What a thread remembers of its wait at a closed gate. */
 struct gate_wait {
-    uint64_t start;           /* ns: when the wait began */
-    struct qg_pages *entered; /* the pages at that time */
-    uint64_t changes;         /* of their gate at that time; it opens with the next change */
-    struct qg_pages *rung;    /* pages for which it rang, or need not ring; NULL: none yet */
-    bool by_share;            /* the gate was closed only for quanta of others until now */
-    bool drains;              /* earlier work is on the card; this thread rings at its end */
-    bool reported;            /* it did so: at most once in a wait */
+    uint64_t start;        /* ns: when the wait began */
+    struct qg_pages *rung; /* pages for which it rang, or need not ring; NULL: none yet */
+    bool drains;           /* earlier work is on the card; this thread rings at its end */
+    bool reported;         /* it did so: at most once in a wait */
 };
 
 /* The next tenant's quantum begins when the earlier work of this process has ended. The arbiter
@@ -164,9 +155,8 @@ struct gate_wait {
  * end. Returns the longest sleep in ns. */
 static uint64_t poll_drain(struct qg_card *card, struct qg_pages *pages, struct gate_wait *wait)
 {
-    uint64_t sleep_ns = wait->reported || qg_now_ns() - wait->start > DRAIN_NS
-                            ? 0
-                            : qg_window_drain_ns(card, pages);
+    uint64_t sleep_ns =
+        wait->reported || qg_now_ns() - wait->start > DRAIN_NS ? 0 : qg_window_drain_ns(card);
     if (wait->drains && !sleep_ns && !wait->reported) {
         wait->reported = true;
         ring(card, pages);
@@ -199,9 +189,6 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
     struct gate_wait wait = {
         .start = qg_now_ns(),
-        .entered = pages,
-        .changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED),
-        .by_share = true,
     };
     __atomic_fetch_add(&pages->proc->gate_waits, 1, __ATOMIC_RELAXED);
     for (;;) {
@@ -209,7 +196,7 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
         bool queued = qg_waiter_raise(pages->proc);
         if (pages != wait.rung) {
             /* before the ring, so that the arbiter's sample shows it */
-            uint64_t drain_ns = qg_window_drain_ns(card, pages);
+            uint64_t drain_ns = qg_window_drain_ns(card);
             wait.drains = expected(pages, queued, drain_ns);
             if (!wait.drains)
                 ring_once(card, pages);
@@ -222,17 +209,11 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
         }
         if (gate_ignored(card) || given_up(card, pages))
             break;
-        wait.by_share = wait.by_share && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
         uint64_t limit = poll_drain(card, pages, &wait);
-        int slack = wait.drains ? qg_timer_slack_off() : 0;
-        futex_wait(&pages->gate->flags, flags, limit);
-        qg_timer_slack_restore(slack);
+        qg_wait_sleep(limit, &pages->gate->flags, flags);
     }
     __atomic_fetch_add(&pages->proc->gate_wait_ns, qg_now_ns() - wait.start, __ATOMIC_RELAXED);
     qg_waiter_lower();
-    if (wait.by_share && pages == wait.entered &&
-        __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED) == wait.changes + 1)
-        qg_window_after_quantum(pages, wait.changes - 1, wait.changes + 1);
 }
 
 void qg_gate_wait(struct qg_card *card)

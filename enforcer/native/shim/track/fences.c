@@ -147,7 +147,7 @@ static CUresult write_word(const struct qg_stream *stream, CUdeviceptr address, 
 struct pending_fence {
     struct qg_proc *page;
     uint32_t value;
-    uint64_t open_ns, open_low_ns;
+    uint64_t open_ns;
     const void *function;
 };
 
@@ -162,14 +162,12 @@ static void push_pending(struct qg_stream *stream, const struct pending_fence *f
         struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
         last->value = fence->value;
         last->est_ns += fence->open_ns;
-        last->low_ns += fence->open_low_ns;
         last->function = NULL;
     } else {
-        stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] = (struct qg_ring_item){
-            fence->value, fence->open_ns, fence->open_low_ns, fence->function};
+        stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
+            (struct qg_ring_item){fence->value, fence->open_ns, fence->function};
     }
     stream->open_ns -= fence->open_ns;
-    stream->open_low_ns -= fence->open_low_ns;
 }
 
 /* Claims the stream for one call of ours. One call at a time keeps the fences in order, and the
@@ -237,7 +235,6 @@ static void prepare(struct qg_stream *stream, struct pending_fence *fence)
     stream->page = fence->page;
     fence->value = ++stream->value;
     fence->open_ns = stream->open_ns;
-    fence->open_low_ns = stream->open_low_ns;
     fence->function = stream->open_function;
     pthread_mutex_unlock(&stream->lock);
 }
@@ -383,17 +380,6 @@ uint64_t qg_stream_inflight(struct qg_stream *stream)
     for (uint32_t i = 0; i < stream->ring_count; i++)
         sum += stream->ring[(stream->ring_first + i) % QG_RING].est_ns;
     return sum;
-}
-
-bool qg_stream_reached(struct qg_stream *stream, uint32_t value)
-{
-    pthread_mutex_lock(&stream->lock);
-    bool gone = stream->dead || stream->fence_slot < 0 || !stream->page;
-    bool reached = gone || (int32_t)(__atomic_load_n(&stream->page->fences[stream->fence_slot].done,
-                                                     __ATOMIC_ACQUIRE) -
-                                     value) >= 0;
-    pthread_mutex_unlock(&stream->lock);
-    return reached;
 }
 
 /* The stream is claimed, so no capture begins in it now. A query of the legacy stream may spoil a

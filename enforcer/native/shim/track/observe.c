@@ -68,25 +68,18 @@ static void add_inflight(struct qg_stream *stream, struct qg_inflight *out, uint
     pthread_mutex_lock(&stream->lock);
     uint64_t own = qg_stream_inflight(stream);
     uint32_t count = stream->ring_count;
+    const struct qg_ring_item *next = count ? &stream->ring[stream->ring_first] : NULL;
+    uint64_t next_ns = next ? next->est_ns : own;
     if (own && (!out->oldest || count > *most)) {
         out->oldest = stream;
-        out->unfenced = !count;
-        out->first_ns = count ? stream->ring[stream->ring_first].est_ns : own;
-        out->first = count ? stream->ring[stream->ring_first].function : stream->open_function;
-        out->first_low_ns = count ? stream->ring[stream->ring_first].low_ns : stream->open_low_ns;
+        out->unfenced = !next;
+        out->first_ns = next_ns;
+        out->first = next ? next->function : stream->open_function;
         *most = count;
     }
-    const struct qg_ring_item *next = count ? &stream->ring[stream->ring_first] : NULL;
-    if (own && (next ? next->est_ns : own) > out->longest.ns) {
-        out->longest.stream = next && next->function ? stream : NULL;
-        out->longest.function = next ? next->function : NULL;
-        out->longest.ns = next ? next->est_ns : own;
-        out->longest.value = next ? next->value : 0;
-    }
-    out->sum_low_ns += own ? stream->open_low_ns : 0;
-    for (uint32_t i = 0; i < count; i++)
-        out->sum_low_ns += stream->ring[(stream->ring_first + i) % QG_RING].low_ns;
     pthread_mutex_unlock(&stream->lock);
+    if (next_ns > out->longest_ns)
+        out->longest_ns = next_ns;
     out->sum_ns += own;
 }
 

@@ -21,7 +21,6 @@
 struct qg_ring_item {
     uint32_t value;  /* fence value that ends it */
     uint64_t est_ns; /* ns of estimated work between the fence before and this one */
-    uint64_t low_ns; /* what it takes at least */
     /* the only one launched between the two; NULL: none, or several launches */
     const void *function;
 };
@@ -74,7 +73,6 @@ struct qg_stream {
     uint32_t value;            /* last fence value */
     struct qg_proc *page;      /* where it was written */
     uint64_t open_ns;          /* ns of estimated work since the last fence (window mode) */
-    uint64_t open_low_ns;      /* what it takes at least */
     const void *open_function; /* as in qg_ring_item */
     struct qg_ring_item ring[QG_RING];
     uint32_t ring_first, ring_count;
@@ -87,7 +85,7 @@ struct qg_stream {
 /* Under stream->lock: nothing of it is on the card. */
 static inline void qg_nothing_open(struct qg_stream *stream)
 {
-    stream->open_ns = stream->open_low_ns = 0;
+    stream->open_ns = 0;
     stream->ring_count = 0;
 }
 
@@ -242,23 +240,13 @@ bool qg_stream_over(struct qg_stream *stream);
 /* Estimated unfinished work of a card; visits each stream that has some. */
 struct qg_inflight {
     uint64_t sum_ns;
-    uint64_t sum_low_ns;   /* what all of it takes at least */
-    uint64_t first_ns;     /* estimate of what ends next in `oldest` */
-    uint64_t first_low_ns; /* what that takes at least */
-    const void *first;     /* the function, if that is one launch of it */
     /* the stream with most fences outstanding; NULL: nothing is unfinished */
     struct qg_stream *oldest;
-    struct {
-        /* NULL: the function is not known, or there is no fence behind it */
-        struct qg_stream *stream;
-        const void *function;
-        uint64_t ns;
-        uint32_t value; /* the fence value that ends it */
-    } longest;          /* of what is next to end in each stream */
-    bool unfenced;      /* it has no fence: its end cannot be observed until it has one */
+    uint64_t first_ns;   /* estimate of what ends next there */
+    const void *first;   /* the function, if that is one launch of it */
+    bool unfenced;       /* it has no fence: its end cannot be observed until it has one */
+    uint64_t longest_ns; /* the longest estimate of what ends next in each stream */
 };
-/* This fence was reached, or the stream is gone. */
-bool qg_stream_reached(struct qg_stream *stream, uint32_t value);
 void qg_inflight_of(struct qg_card *card, struct qg_inflight *out);
 
 void qg_lanes_after_fork(void);

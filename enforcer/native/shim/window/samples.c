@@ -8,26 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pairs of events per context, so samples under way at a time. Chosen, not measured. */
+/* samples: under way per context at a time, each a pair of events. Evidence: none */
 #define PAIRS 16u
-/* ns after the gate opened from which a sample counts as undisturbed. Chosen, not measured: a gate
- * may open a little before the former tenant's work has ended. */
-#define ALONE_NS 2000000u
 
 struct qg_sample {
     CUevent start, end; /* NULL: not created */
     struct group *group;
     const void *function;
-    struct qg_pages *pages; /* and the gate's count of changes, when the start was recorded */
-    uint64_t changes;
-    unsigned let; /* qg_bypassed_launches and qg_admitted_launches then */
-    unsigned booked;
-    /* the gate had been open long enough for the former tenant's work to have ended */
-    bool alone;
-    /* at the start: when; at the end: between recording the start and having launched */
-    uint64_t gap_ns;
-    /* most ns for which the former tenant's work may have been on the card beside it */
-    uint64_t shared_ns;
+    struct qg_pages *pages;
+    uint64_t changes;    /* of the gate, when the start was recorded */
+    uint64_t started_ns; /* when the start was recorded */
+    uint64_t gap_ns;     /* from then until the launch call had returned */
     /* taken, asked: one thread calls the driver with it, without the lock */
     enum { FREE, TAKEN, PENDING, ASKED } state;
 };
@@ -117,14 +108,6 @@ void qg_samples_forget(const void *function)
                 group->samples[i].function = NULL;
 }
 
-void qg_samples_after_quantum(const struct qg_pages *pages, uint64_t before, uint64_t after)
-{
-    for (struct group *group = groups; group; group = group->next)
-        for (unsigned i = 0; i < PAIRS; i++)
-            if (group->samples[i].pages == pages && group->samples[i].changes == before)
-                group->samples[i].changes = after;
-}
-
 /* Events belong to the current context. That need not be the stream's, and there need not be one.
  */
 static bool make_events(struct qg_sample *sample, CUcontext context)
@@ -150,25 +133,18 @@ struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_page
                                   const void *function)
 {
     CUcontext context = stream->context->handle;
-    uint64_t now = qg_now_ns();
     pthread_mutex_lock(&qg_window_lock);
     struct qg_sample *sample = take(context);
     if (sample) {
         sample->pages = pages;
-        uint64_t alone_ns = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED) + ALONE_NS;
-        bool early = __atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED) & QG_GATE_EARLY;
-        sample->alone = now > alone_ns;
-        sample->shared_ns = early && !sample->alone ? alone_ns - now : 0;
         sample->changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
-        sample->let = qg_bypassed_launches;
-        sample->booked = qg_admitted_launches;
         sample->function = function;
     }
     pthread_mutex_unlock(&qg_window_lock);
     if (!sample)
         return NULL;
     bool made = sample->start || make_events(sample, context);
-    sample->gap_ns = qg_now_ns();
+    sample->started_ns = qg_now_ns();
     if (made && QG_REAL(cuEventRecord)(sample->start, stream->handle) == CUDA_SUCCESS)
         return sample;
     pthread_mutex_lock(&qg_window_lock);
@@ -182,28 +158,35 @@ void qg_sample_end(struct qg_sample *sample, const struct qg_stream *stream)
     uint64_t launched = qg_now_ns();
     bool recorded = QG_REAL(cuEventRecord)(sample->end, stream->handle) == CUDA_SUCCESS;
     pthread_mutex_lock(&qg_window_lock);
-    sample->gap_ns = launched - sample->gap_ns;
+    sample->gap_ns = launched - sample->started_ns;
     give(sample, recorded);
     pthread_mutex_unlock(&qg_window_lock);
 }
 
 /* False: the gate closed meanwhile, so other tenants may have been on the card too, and the sample
- * is useless. Closing at the end of a quantum does not count: otherwise only short kernels would
- * ever be learned. */
+ * is useless. */
 static bool undisturbed(const struct qg_sample *sample)
 {
     return sample->changes == __atomic_load_n(&sample->pages->gate->changes, __ATOMIC_RELAXED);
 }
 
-/* True: the sample is useless. Its kernel is known to wait for launches, and the window held one
- * back. So its duration is that of the shim's wait. */
-static bool waited(const struct qg_sample *sample)
+/* True: the kernel ended soon after a launch that the window had held back, so it may have waited
+ * for that launch. */
+static bool freed(const struct qg_sample *sample, uint64_t took_ns)
 {
-    return sample->let != qg_bypassed_launches &&
-           qg_function_of(&qg_functions, sample->function)->waits;
+    return qg_bypassed_ns >= sample->started_ns &&
+           sample->started_ns + took_ns < qg_bypassed_ns + QG_STUCK_NS;
 }
 
-void qg_samples_collect(CUcontext context, bool own)
+static void learn(const struct qg_sample *sample, float ms)
+{
+    uint64_t took_ns = (uint64_t)(ms * 1e6f);
+    if (sample->function && undisturbed(sample))
+        qg_function_learn(&qg_functions, sample->function, took_ns, sample->gap_ns,
+                          freed(sample, took_ns));
+}
+
+void qg_samples_collect(CUcontext context)
 {
     struct qg_sample *asked[PAIRS];
     CUresult results[PAIRS];
@@ -211,8 +194,6 @@ void qg_samples_collect(CUcontext context, bool own)
     unsigned count = 0;
     CUstreamCaptureMode mode;
     pthread_mutex_lock(&qg_window_lock);
-    /* before the driver is asked: a launch from now on may end what runs */
-    unsigned booked = qg_admitted_launches - own;
     struct group *group = group_of(context, false);
     for (unsigned i = 0; group && i < PAIRS; i++)
         if (group->samples[i].state == PENDING) {
@@ -234,15 +215,9 @@ void qg_samples_collect(CUcontext context, bool own)
     qg_unrelax(relaxed, &mode);
     pthread_mutex_lock(&qg_window_lock);
     for (unsigned i = 0; i < count; i++) {
-        struct qg_sample *sample = asked[i];
-        /* at least it did not wait for a launch of this process */
-        if (results[i] == CUDA_SUCCESS && sample->function && sample->booked == booked)
-            qg_function_runs(qg_function_of(&qg_functions, sample->function));
-        if (results[i] == CUDA_SUCCESS && ms[i] >= 0 && sample->function && undisturbed(sample) &&
-            !waited(sample))
-            qg_function_learn(&qg_functions, sample->function, (uint64_t)(ms[i] * 1e6f),
-                              sample->gap_ns, sample->shared_ns, sample->alone);
-        give(sample, results[i] == CUDA_ERROR_NOT_READY);
+        if (results[i] == CUDA_SUCCESS && ms[i] >= 0)
+            learn(asked[i], ms[i]);
+        give(asked[i], results[i] == CUDA_ERROR_NOT_READY);
     }
     pthread_mutex_unlock(&qg_window_lock);
 }

@@ -14,9 +14,11 @@
  * driver. */
 extern pthread_mutex_t qg_window_lock;
 extern struct qg_functions qg_functions;
-/* launches that a starvation bypass let through a full window */
-extern unsigned qg_bypassed_launches;
-extern unsigned qg_admitted_launches; /* launches that the window has admitted */
+extern uint64_t qg_bypassed_ns; /* when a starvation bypass last let a launch through */
+
+/* ns: without progress at a full window, after which a launch passes, as the running kernel may
+ * wait for it; so soon after it such a kernel ends. Evidence: promise */
+#define QG_STUCK_NS 2000000u
 
 struct qg_sample;
 
@@ -26,15 +28,13 @@ struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_page
                                   const void *function);
 /* right after the launch */
 void qg_sample_end(struct qg_sample *sample, const struct qg_stream *stream);
-/* learns from all samples of this context whose end was reached; own: the caller has booked a
- * launch and not submitted it */
-void qg_samples_collect(CUcontext context, bool own);
+/* learns from all samples of this context whose end was reached */
+void qg_samples_collect(CUcontext context);
 
-/* a started sample without a launch; this and the next two under the lock */
+/* a started sample without a launch; this and the next one under the lock */
 void qg_sample_drop(struct qg_sample *sample);
 /* samples under way belong to the former function; NULL: of all functions */
 void qg_samples_forget(const void *function);
-void qg_samples_after_quantum(const struct qg_pages *pages, uint64_t before, uint64_t after);
 
 void qg_samples_context_gone(CUcontext context); /* its events died with it */
 void qg_samples_after_fork(void);

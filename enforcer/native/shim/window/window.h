@@ -26,13 +26,8 @@ extern __thread bool qg_window_queued __attribute__((tls_model("initial-exec")))
  * QG_GATE_HOLD: the first one after a pause. */
 void qg_window_hold_begin(struct qg_card *card, const struct qg_pages *pages);
 
-/* The gate was closed and opened again for a quantum of other tenants. They had the card only after
- * our work had ended. */
-void qg_window_after_quantum(const struct qg_pages *pages, uint64_t before, uint64_t after);
-
-/* At a closed gate: ns to sleep until the work of this process may have ended (0: it has). Also
- * publishes its predicted end. */
-uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages);
+/* At a closed gate: ns to sleep until the work of this process may have ended (0: it has). */
+uint64_t qg_window_drain_ns(struct qg_card *card);
 
 /* Forgets the estimates of a function or graph; NULL: of all. */
 void qg_window_forget(const void *function);
