@@ -165,7 +165,6 @@ struct qg_proc {            /* one process of the job; only the pid is the arbit
     uint32_t unfenced;      /* 1: some stream has work after its last fence */
     /* contexts in which the process submitted work on this card, and which still exist */
     uint32_t contexts;
-    uint64_t predicted_end_ns; /* CLOCK_MONOTONIC: of its work on the card; 0: not known */
     /* CLOCK_MONOTONIC: when the first thread that waited at the closed gate went on */
     uint64_t quantum_start_ns;
     /* threads that wait for room in the window; after the gate has closed they wait at it */
@@ -175,7 +174,7 @@ struct qg_proc {            /* one process of the job; only the pid is the arbit
     uint64_t idle_ns;
     uint64_t idle_launches; /* until then; if there were more since, the report is void */
     uint64_t mem_contexts;  /* the part of mem_used that is reserved for contexts */
-    uint8_t pad[368];
+    uint8_t pad[376];
     struct qg_fence fences[QG_FENCES]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];    /* offset 1024 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];

@@ -34,8 +34,6 @@
 /* ns: A process divides the window of its tenant for this long after its last work. Evidence: none.
  */
 #define WORKING_NS (10 * QP_MS)
-/* ns: Predicted ends further ahead are wrong, or too far away to be of use. Evidence: bound. */
-#define MAX_AHEAD_NS (1000 * QP_MS)
 /* count: A larger counter of a job, or a larger rise, is not believed, and totals stop here. So no
  * sum wraps. Evidence: attack (test_arbiter_tricks.py). */
 #define MAX_COUNT (1ull << 48)
@@ -76,10 +74,10 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
 }
 
 struct view {
-    bool launched, pending, unfenced, frozen, unpredicted, waiting, queued, unreported;
+    bool launched, pending, unfenced, frozen, waiting, queued, unreported;
     bool more_contexts;
     uint32_t working;
-    uint64_t signature, inflight_us, ends_ns, ended_ns, resumed_ns;
+    uint64_t signature, inflight_us, ended_ns, resumed_ns;
 };
 
 /* Fences that advance although all channel groups of the process are stopped show that the process
@@ -161,11 +159,7 @@ static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fence
         v->frozen |= held && (unfenced || pending);
         v->unfenced |= unfenced && !held;
         v->pending |= pending && !held;
-        uint64_t ends = READ_ONCE(page->predicted_end_ns);
-        if (pending && ends > v->ends_ns)
-            v->ends_ns = ends;
         read_reported_end(t, s, page, works || pending, count, v);
-        v->unpredicted |= unfenced || (pending && (!ends || ends > now + MAX_AHEAD_NS));
         works |= unfenced || pending;
     }
     if (works || waiting)

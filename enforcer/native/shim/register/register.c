@@ -65,7 +65,6 @@ static void begin_slot(struct qg_proc *proc)
     __atomic_store_n(&proc->waiting, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->queued, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->inflight_us, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&proc->predicted_end_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->quantum_start_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->idle_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->idle_launches, 0, __ATOMIC_RELAXED);
