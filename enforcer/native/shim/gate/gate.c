@@ -147,7 +147,6 @@ struct gate_wait {
     uint64_t start;        /* ns: when the wait began */
     struct qg_pages *rung; /* pages for which it rang, or need not ring; NULL: none yet */
     bool drains;           /* earlier work is on the card; this thread rings at its end */
-    bool reported;         /* it did so: at most once in a wait */
 };
 
 /* The next tenant's quantum begins when the earlier work of this process has ended. The arbiter
@@ -155,12 +154,10 @@ struct gate_wait {
  * end. Returns the longest sleep in ns. */
 static uint64_t poll_drain(struct qg_card *card, struct qg_pages *pages, struct gate_wait *wait)
 {
-    uint64_t sleep_ns =
-        wait->reported || qg_now_ns() - wait->start > DRAIN_NS ? 0 : qg_window_drain_ns(card);
-    if (wait->drains && !sleep_ns && !wait->reported) {
-        wait->reported = true;
+    bool late = qg_now_ns() - wait->start > DRAIN_NS;
+    uint64_t sleep_ns = late ? 0 : qg_window_drain_ns(card);
+    if (wait->drains && !sleep_ns)
         ring(card, pages);
-    }
     wait->drains = sleep_ns;
     return sleep_ns ? sleep_ns : LONGEST_SLEEP_NS;
 }
@@ -187,9 +184,7 @@ static bool expected(const struct qg_pages *pages, bool queued, uint64_t drain_n
  * signal handler may jump out. */
 static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
-    struct gate_wait wait = {
-        .start = qg_now_ns(),
-    };
+    struct gate_wait wait = {.start = qg_now_ns()};
     __atomic_fetch_add(&pages->proc->gate_waits, 1, __ATOMIC_RELAXED);
     for (;;) {
         pages = qg_pages_of(card); /* registered again: wait in the new slot */

@@ -8,8 +8,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* ns: of polling before the first sleep; a sleep costs more than that. Evidence: none */
-#define QG_SPIN_NS 5000u
 /* ns: shortest sleep; below it, polling is as cheap. Evidence: none */
 #define QG_SHORTEST_SLEEP_NS 20000u
 /* ns: longest sleep, since the gate may close meanwhile. Evidence: none */

@@ -271,7 +271,7 @@ static bool fits(struct request *asked, bool *timed)
                   __atomic_load_n(&asked->stream->context->broken, __ATOMIC_RELAXED);
     bool bypasses = !enters && asked->stuck && was_stuck;
     bool goes = may && (enters || bypasses) && !closed_meanwhile(asked);
-    *timed = goes ? book(asked, bypasses) : asked->now - asked->began_ns > QG_SPIN_NS;
+    *timed = goes ? book(asked, bypasses) : asked->now != asked->began_ns;
     return goes;
 }
 
@@ -323,13 +323,9 @@ static void wait_for_room(const struct request *asked)
 {
     if (asked->flags & QG_GATE_CLOSED)
         return;
-    if (asked->ran_ns <= QG_SPIN_NS && !asked->held && asked->inflight.sum_ns)
-        __builtin_ia32_pause();
-    else
-        qg_wait_sleep(asked->inflight.sum_ns
-                          ? qg_wait_ns(asked->ran_ns, asked->least_ns, asked->due_ns)
-                          : QG_SHORTEST_SLEEP_NS,
-                      asked->held ? &asked->pages->gate->flags : NULL, asked->flags);
+    qg_wait_sleep(asked->inflight.sum_ns ? qg_wait_ns(asked->ran_ns, asked->least_ns, asked->due_ns)
+                                         : QG_SHORTEST_SLEEP_NS,
+                  asked->held ? &asked->pages->gate->flags : NULL, asked->flags);
 }
 
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work)
