@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* slots: tried for a function before another one is forgotten. Evidence: none */
+/* count: Slots are tried for a function before another one is forgotten. Evidence: bound. */
 #define PROBES 8u
 
 static struct qg_function *find(struct qg_functions *functions, const void *key, bool make)

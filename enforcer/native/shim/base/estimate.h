@@ -9,15 +9,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* functions: with a slot of their own; more share slots, and the newest wins. Evidence: bound */
+/* count: Functions have a slot of their own; more share slots, and the newest wins. Evidence:
+ * bound. */
 #define QG_FUNCTIONS 4096u
-/* samples: kept of each function; the first launches are all sampled, since an estimate is needed
- * soon. A sample that was disturbed is gone after as many others. Evidence: page */
+/* count: Samples of each function are kept; the first launches are all sampled, since an estimate
+ * is needed soon. A disturbed sample is gone after as many others. Evidence: none. */
 #define QG_RECENT 16u
-/* launches: per sample after those; a sample costs about 3 us. Evidence: promise */
+/* count: Launches per sample after those, since a sample costs time. Evidence: none. */
 #define QG_LEARN_EACH 16u
-/* ns: a launch call that takes longer, and more than half of the sample, hides how long the work
- * took. Evidence: page */
+/* ns: A launch call that takes longer, and more than half of the sample, hides how long the work
+ * took. Evidence: none. */
 #define QG_VAGUE_NS 100000u
 
 struct qg_function {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* samples: under way per context at a time, each a pair of events. Evidence: none */
+/* count: Samples are under way per context at a time, each a pair of events. Evidence: bound. */
 #define PAIRS 16u
 
 struct qg_sample {

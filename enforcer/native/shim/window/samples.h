@@ -16,8 +16,8 @@ extern pthread_mutex_t qg_window_lock;
 extern struct qg_functions qg_functions;
 extern uint64_t qg_bypassed_ns; /* when a starvation bypass last let a launch through */
 
-/* ns: without progress at a full window, after which a launch passes, as the running kernel may
- * wait for it; so soon after it such a kernel ends. Evidence: promise */
+/* ns: Without progress at a full window for this long a launch passes, as the running kernel may
+ * wait for it. A kernel that did ends as soon after it. Evidence: attack (test_shim_bypass.py). */
 #define QG_STUCK_NS 2000000u
 
 struct qg_sample;

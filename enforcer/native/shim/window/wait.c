@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* parts: of the time that work has run, one of which passes between two polls for an unknown end.
- * So they miss it by that part at most. Evidence: promise */
+/* 1/n: Polls for an unknown end are this part of the time that the work has run apart. So they miss
+ * it by that part at most. Evidence: none. */
 #define POLL_PARTS 16u
 
 uint64_t qg_wait_ns(uint64_t ran_ns, uint64_t least_ns, uint64_t due_ns)

@@ -8,9 +8,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* ns: shortest sleep; below it, polling is as cheap. Evidence: none */
+/* ns: A thread that waits for room sleeps this long at least; below it, polling is as cheap.
+ * Evidence: none. */
 #define QG_SHORTEST_SLEEP_NS 20000u
-/* ns: longest sleep, since the gate may close meanwhile. Evidence: none */
+/* ns: It sleeps no longer than this, since the gate may close meanwhile. Evidence: protocol
+ * (enforcer/native/arbiter/observe/sample.c). */
 #define QG_LONGEST_SLEEP_NS 1000000u
 
 /* The running work has run for ran_ns and takes least_ns at least. At due_ns of its running time

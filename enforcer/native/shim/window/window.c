@@ -15,30 +15,32 @@
 #include "window/wait.h"
 #include "track/waiters.h"
 
-/* bytes per us: of a slow host link; only the order of magnitude of a copy matters. Evidence: none
- */
+/* bytes per us: A slow host link; only the order of magnitude of a copy matters. Evidence: none. */
 #define COPY_BYTES_PER_US 12000u
-/* ns: to set up a copy. Evidence: none */
+/* ns of card time: To set up a copy. Evidence: none. */
 #define COPY_SETUP_NS 5000u
-/* ns: before the end of what runs, at which work longer than the window is queued, so that the
- * card does not wait for this thread. Evidence: promise */
+/* ns: Work that is longer than the window is queued so long before the end of what runs, so that
+ * the card does not wait for this thread. Evidence: promise (docs/specs/shim/estimator.md). */
 #define LEAD_NS 150000u
-/* ns: of work let through beside offline before the arbiter says that the card is free. Evidence:
- * promise */
+/* ns of card time: Work is let through beside offline before the arbiter says that the card is
+ * free. Evidence: none. */
 #define HOLD_NS 150000u
-/* ns: most of that wait; a live arbiter answers sooner. Evidence: protocol */
+/* ns: The most of that wait; a live arbiter answers sooner. Evidence: protocol
+ * (docs/specs/shim/launch-protocol.md). */
 #define LONGEST_HOLD_NS 2000000u
-/* ns: past the allowed time for which launches wait; a later arbiter is dead: go on. Evidence:
- * protocol */
+/* ns: Launches wait so long past the allowed time; an arbiter that is later is dead. Evidence:
+ * protocol (docs/specs/shim/launch-protocol.md). */
 #define LONGEST_SPENT_NS 100000000u
-/* parts: of the window, one of which launches may fill between two polls. Evidence: promise */
+/* 1/n: Launches may fill this part of the window between two polls. Evidence: promise
+ * (docs/specs/shim/estimator.md). */
 #define UNPOLLED_PARTS 8u
-/* launches: most of them between two polls. Evidence: bound */
+/* count: Launches between two polls, at most. Evidence: bound. */
 #define MAX_UNPOLLED 63u
-/* parts: of the window, one of which may be unfenced: its end must be seen. Evidence: promise */
+/* 1/n: This part of the window may be unfenced, as the end of work must be seen. Evidence: promise
+ * (docs/specs/shim/estimator.md). */
 #define UNFENCED_PARTS 4u
-/* doublings: most of the time after which a launch bypasses, one for each bypass in a row.
- * Evidence: promise */
+/* times: The time until a bypass doubles so often at most. Evidence: attack (test_shim_bypass.py).
+ */
 #define MOST_DOUBLINGS 5u
 
 /* An adaptive lock: it is held for less than 1 us, but by each thread that launches. A thread that
