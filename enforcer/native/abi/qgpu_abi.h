@@ -103,10 +103,7 @@ struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
 #define QG_GATE_WINDOW 0x8u /* bound the estimated in-flight work to window_us */
 /* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
  * the bit is gone: what offline has on the card ends first. A shim may ignore it */
-#define QG_GATE_HOLD 0x10u
-/* opened a little before the former tenant's last work has ended: for 2 ms what runs may share
- * the card, and its time says little. A shim may ignore it */
-#define QG_GATE_EARLY         0x20u
+#define QG_GATE_HOLD          0x10u
 #define QG_GATE_WHY_MASK      0xf00u
 #define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
 #define QG_GATE_WHY_SHARE     0x200u /* another member has the quantum, or the share is used up */

@@ -81,7 +81,7 @@ struct actor {
     enum load load;
     enum lie lie;
     uint64_t start_ns, stop_ns, period_ns, gap_ns;
-    uint64_t kernel_ns[SM_MAX_KERNELS], longest_ns;
+    uint64_t kernel_ns[SM_MAX_KERNELS];
     const struct program *program; /* in the place of kernels, or NULL */
     uint64_t stops[SM_MAX_STOPS][2];
 

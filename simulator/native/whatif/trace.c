@@ -81,16 +81,6 @@ static bool read_program(FILE *in, struct program *p)
     return true;
 }
 
-static uint64_t longest(const struct actor *a)
-{
-    uint64_t ns = 0;
-    for (uint32_t i = 0; i < a->nkernels; i++)
-        ns = a->kernel_ns[i] > ns ? a->kernel_ns[i] : ns;
-    for (uint32_t i = 0; a->program && i < a->program->n; i++)
-        ns = a->program->at[i].length_ns > ns ? a->program->at[i].length_ns : ns;
-    return ns;
-}
-
 static bool read_kernels(const struct world *w, FILE *in, struct actor *a)
 {
     uint32_t program;
@@ -105,7 +95,6 @@ static bool read_kernels(const struct world *w, FILE *in, struct actor *a)
         if (!number(in, 100, HOUR, &a->kernel_ns[i]))
             return false;
     }
-    a->longest_ns = longest(a);
     return true;
 }
 

@@ -38,10 +38,6 @@ def test_no_group_is_empty() -> None:
         assert all(constants.files((pattern,)) for pattern in patterns), patterns
 
 
-def test_the_list_of_older_comments_only_shrinks() -> None:
-    assert set(constants.UNCONVERTED) <= {"arbiter/policy", "shim/window"}
-
-
 def test_a_row_has_value_unit_reason_and_evidence(tree: Path) -> None:
     write(
         tree,

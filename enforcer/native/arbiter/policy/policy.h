@@ -39,7 +39,7 @@
 /* ns: After this time the next quantum begins although work is on the card. It bounds what a hung
  * tenant costs. Evidence: attack (test_arbiter_robust.py). */
 #define QP_DRAIN_TIMEOUT_NS (100 * QP_MS)
-/* slices: A quantum lasts this long if all who wait use theirs up: fewer context switches.
+/* times: A quantum lasts this many slices if all who wait use theirs up: fewer context switches.
  * Evidence: decision (docs/adr/0032-the-decision-is-small.md). */
 #define QP_LONG_QUANTUM 10u
 /* ns: Most credit or debt. It bounds how long one tenant can catch up. Evidence: attack
