@@ -203,6 +203,7 @@ def test_of_the_simulator_in_python_only_the_engine_of_simulate_is_installed(tre
     assert found == {
         "__init__.py",
         "whatif/__init__.py",
+        "whatif/simprogram.py",
         "whatif/simulate.py",
         "whatif/simtrace.py",
     }

@@ -79,8 +79,6 @@ static uint64_t opens_at(const struct qp_card *c, uint32_t i, uint64_t now)
     const struct qp_tenant *t = &c->tenant[i];
     int64_t enough = (int64_t)reopen_budget(c, t), lacks = enough - t->budget_ns;
     uint64_t filled = lacks > 0 ? now + ((uint64_t)lacks * 100 + t->share - 1) / t->share : now;
-    if (!limited(t))
-        return filled;
     return max_u64(filled, fits_at(&c->history[i], most_in_second(t), (uint64_t)enough, now));
 }
 
@@ -89,13 +87,12 @@ void qp_budget_review(struct qp_card *c, int k, const struct members *m, uint64_
 {
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (!is_fixed_share(&c->cls[k]))
+        if (!is_fixed_share(&c->cls[k]) || !limited(t))
             t->out_of_budget = 0;
         else if (t->out_of_budget)
             t->out_of_budget = opens_at(c, m->at[j], now) > now;
         else
-            t->out_of_budget =
-                t->budget_ns <= 0 || (limited(t) && c->history[m->at[j]].sum > most_in_second(t));
+            t->out_of_budget = t->budget_ns <= 0 || c->history[m->at[j]].sum > most_in_second(t);
     }
 }
 
