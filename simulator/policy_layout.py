@@ -45,6 +45,7 @@ class QpTenant(ctypes.Structure):
         ("suspended", c_uint32),
         ("runnable", c_uint32),
         ("undrained", c_uint32),
+        ("at_gate", c_uint32),
         ("preempts", c_uint32),
         ("used_from_ns", c_uint64),
         ("reported_end_ns", c_uint64),

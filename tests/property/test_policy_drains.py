@@ -93,6 +93,18 @@ def test_the_end_of_a_drain_is_found_with_an_error_of_a_part_of_its_age(policy: 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_drain_is_seldom_polled_where_a_thread_rings_at_its_end(policy: int) -> None:
+    """The polls only cover a thread that is late, or lies."""
+    card, first, _ = at_work(policy)
+    card[first].at_gate = 1
+    while card.open() == [first]:
+        card.at(card.raw.wake_ns - card.now)
+    for _ in range(3):
+        assert card.raw.wake_ns == card.now + TICK_NS
+        card.at(TICK_NS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_drain_that_does_not_end_costs_others_a_known_time_each_time(policy: int) -> None:
     card, first, other = at_work(policy)
     while card.open() == [first]:

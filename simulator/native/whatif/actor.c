@@ -277,6 +277,8 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a)
         actor_enter(w, m, a, a->halted ? ST_IDLE : ST_STANDING);
         if (!(a->gate & QG_GATE_CLOSED))
             come(w, m, a);
+        else if (!a->halted)
+            ring(m); /* its thread waits at the gate, and saw the end */
     } else if (a->halted || a->run_ns) {
         come(w, m, a);
     } else if (a->rest.copy_ns) {
@@ -420,6 +422,7 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
     if (a->halted && standing)
         standing = standing_believed(m, a);
     t->undrained = flying;
+    t->at_gate = standing || (a->state == ST_DRAINING && !a->halted && a->run_ns > a->flight_ns);
     t->runnable = flying || standing || a->launched || a->state == ST_HELD;
     t->reported_end_ns = flying || standing || a->nkernels != 1 ? 0 : a->ended_ns;
     if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns)

@@ -48,6 +48,7 @@ void sample_classify(struct tenant *t, uint64_t now)
     q->runnable = t->nprocs && (works || t->sample.at_gate);
     bool doubted = !works && t->sample.discredit_ns, hung = fenced && t->sample.stuck;
     q->preempts = online && (q->runnable ? !doubted : hung);
+    q->at_gate = t->sample.at_gate;
     q->ungoverned = t->id.ungoverned;
     q->suspended = gang_suspended(t);
     /* unfenced work behind a closed gate is bounded by the window, so it is not awaited

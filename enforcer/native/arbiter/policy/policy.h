@@ -77,6 +77,7 @@ struct qp_tenant {
     /* input: its state now */
     uint32_t runnable;  /* 1: has unfinished work, or threads at its gate */
     uint32_t undrained; /* 1: its work may still be on the card */
+    uint32_t at_gate;   /* 1: a thread waits at its gate, and rings when its work has ended */
     /* 1: online, and offline has to wait for it. Also while its work makes no progress and earns no
      * quantum; not for threads at an open gate that never launch */
     uint32_t preempts;

@@ -152,7 +152,9 @@ uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint
         return QP_NEVER;
     uint64_t wake = is_fixed_share(s) ? qp_budget_wake(c, k, m, now) : QP_NEVER;
     if (s->draining >= 0) {
-        uint64_t poll = min_u64((now - s->drain_from_ns) / QP_DRAIN_PARTS, QP_TICK_NS);
+        uint64_t age = now - s->drain_from_ns, poll = QP_TICK_NS;
+        if (!c->tenant[s->draining].at_gate)
+            poll = min_u64(age / QP_DRAIN_PARTS, poll);
         wake = min_u64(wake, now + max_u64(poll, QP_DRAIN_POLL_NS));
         return min_u64(wake, s->drain_from_ns + QP_DRAIN_TIMEOUT_NS);
     }
