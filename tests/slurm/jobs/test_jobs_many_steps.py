@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from jobs_support import Live, work
+from steps_support import records_of
 
 MAX_STEPS_PER_JOB = 32
 STEPS = MAX_STEPS_PER_JOB + 8
@@ -12,8 +11,7 @@ STEPS = MAX_STEPS_PER_JOB + 8
 
 def records(live: Live, node: str, job: int) -> int:
     """How many slurmstepds of the job are on record."""
-    paths = (live.paths(node).run_dir / "steps").glob("[0-9]*")
-    return sum(json.loads(path.read_text())["job"] == job for path in paths)
+    return len(records_of(live.paths(node).run_dir, job))
 
 
 def test_a_job_of_many_steps_hides_no_other_job(live: Live) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from jobs_support import Live, alone, work
+from steps_support import records_of
 
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
@@ -73,10 +74,9 @@ def live(cluster: Sandbox) -> Iterator[Live]:
 def _steps(live: Live, job: int) -> dict[str, int]:
     """The job's slurmstepds on record, by step."""
     found = {}
-    for path in (live.paths(live.nodes[0]).run_dir / "steps").glob("[0-9]*"):
-        if json.loads(path.read_text())["job"] == job:
-            title = Path(f"/proc/{path.name}/cmdline").read_text()
-            found[title.partition(f"[{job}.")[2].partition("]")[0]] = int(path.name)
+    for path in records_of(live.paths(live.nodes[0]).run_dir, job):
+        title = Path(f"/proc/{path.name}/cmdline").read_text()
+        found[title.partition(f"[{job}.")[2].partition("]")[0]] = int(path.name)
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from jobs_support import Live, work
+from steps_support import records_of
 
 from enforcer.ledger.schema import Usage
 from enforcer.ledger.store import read_usage
@@ -129,9 +130,8 @@ def test_an_allocation_without_a_step_keeps_its_grant(live: Live) -> None:
         live.until(lambda: bool(live.grants()), 20, "an allocation")
         (job,) = live.grants()
         _, card = live.place(job)
-        for path in (live.paths(node).run_dir / "steps").glob("[0-9]*"):
-            if json.loads(path.read_text())["job"] == job:
-                path.unlink()
+        for path in records_of(live.paths(node).run_dir, job):
+            path.unlink()
         assert hook(live, node, "prolog", card) == "0"
         refused = live.grants()[FORGED]
         assert refused.state == "refused"

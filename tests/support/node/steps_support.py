@@ -7,6 +7,7 @@ them. Hierarchies in which a process is at the root are left out.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 V1 = (
@@ -27,6 +28,16 @@ def step_record(run_dir: Path, job: int, pid: int, start: int) -> Path:
     path.write_text(json.dumps({"job": job, "pid": pid, "start": start}))
     path.chmod(0o644)
     return path
+
+
+def records_of(run_dir: Path, job: int) -> list[Path]:
+    """The records of a job's slurmstepds. Other steps may end meanwhile, and take theirs away."""
+    found = []
+    for path in (run_dir / "steps").glob("[0-9]*"):
+        with suppress(FileNotFoundError):
+            if json.loads(path.read_text())["job"] == job:
+                found.append(path)
+    return found
 
 
 def start_of(pid: int, proc: Path = Path("/proc")) -> int:
