@@ -6,7 +6,7 @@ import pytest
 from policy_card import Card
 
 from enforcer.wire import abi
-from simulator.policy_layout import BUDGET_MAX_NS, MS, NEVER
+from simulator.policy_layout import BUDGET_MAX_NS, DRAIN_POLL_NS, MS, NEVER
 
 pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
@@ -39,7 +39,9 @@ def test_fixed_share_closes_an_idle_card() -> None:
 
 
 def test_idleness_is_not_charged_when_it_ends() -> None:
-    """160 ms without work, then a ring: no tenant is charged for that time."""
+    """160 ms without work, then a ring: no tenant is charged for that time. But its launch came a
+    moment before the ring was heard.
+    """
     for used_from in (True, False):
         card = Card((OFFLINE, 20), (OFFLINE, 20), policy=FIXED)
         card.at(0)
@@ -49,7 +51,8 @@ def test_idleness_is_not_charged_when_it_ends() -> None:
             card[i].runnable, card[i].undrained = 1, int(i in card.open())
             card[i].used_from_ns = card.now if used_from else 0
         card.at(0)
-        assert [card[i].service_ns for i in (0, 1)] == [0, 0]
+        charged = [card[i].service_ns for i in (0, 1)]
+        assert max(charged) <= DRAIN_POLL_NS, "a ring is heard that late at most"
 
 
 def test_fixed_share_counts_on_under_preemption_recovery_and_saves_little() -> None:

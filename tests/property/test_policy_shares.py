@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from examples_support import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gres.units import parse_duration
@@ -201,7 +201,12 @@ ANYBODY = st.fixed_dictionaries(
 )
 
 
+# Its kernels begin with a ring each, two hundred times a second: 1.1 points once.
+RINGS = {"share": 69, "kernel": ["4900us"], "class": "offline", "pause": "100us"}
+
+
 @examples(80)
+@example([RINGS], "20us", "500us", 0)
 @given(
     st.lists(ANYBODY, min_size=1, max_size=5),
     st.sampled_from(["20us", "100us", "500us"]),

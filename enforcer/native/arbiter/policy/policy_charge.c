@@ -36,7 +36,7 @@ static void note_use(struct qp_card *c, int k, uint64_t now)
 /* Use by samples: all of an interval with work at both ends. Work that ended in it counts until the
  * end that its program reported. Where none is known it is half of the interval. Under a limit it
  * is all of it, or kernels that end right before each sample would evade the limit. An idle tenant
- * that rings began at its ring. */
+ * that rings began at its ring; under a limit, as long before as a ring may take to be heard. */
 static uint64_t used_by_samples(const struct qp_class *s, const struct qp_tenant *t, bool before,
                                 uint64_t from, uint64_t now)
 {
@@ -47,7 +47,8 @@ static uint64_t used_by_samples(const struct qp_class *s, const struct qp_tenant
         return min_u64(span, t->reported_end_ns > from ? t->reported_end_ns - from : 0);
     if (before || (t->undrained && !(t->gate & (QG_GATE_NOTIFY | QG_GATE_CLOSED))))
         return is_fixed_share(s) ? span : span / 2;
-    return 0;
+    bool rang = t->undrained && t->gate & QG_GATE_NOTIFY;
+    return rang && is_fixed_share(s) ? min_u64(span, QP_DRAIN_POLL_NS) : 0;
 }
 
 /* What one member used since the last decision. While its gate is open no other may run: it pays
