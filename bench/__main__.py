@@ -64,7 +64,7 @@ SCENARIOS = {
         "an hour of a node takes at most a minute", simulate.figures, 10, left_alone=True
     ),
     "worlds": Scenario(
-        "95 of 100 random cards keep what is promised", worlds.figures, 15, left_alone=True
+        "95 of 100 random cards keep what is promised", worlds.figures, 24, left_alone=True
     ),
     "shares": Scenario(
         "shares are kept within 1.5 points, fixed ones within 2", shares.figures, 88

@@ -20,9 +20,9 @@
 
 #include "calibrate.h"
 
-#define WAKES       50 /* of one sample, a millisecond apart */
-#define MAX_SAMPLES 20000
-#define PRIORITY    10
+#define WAKES       50    /* wake-ups of one sample, a millisecond apart */
+#define MAX_SAMPLES 20000 /* samples kept: more than the longest scenario takes */
+#define PRIORITY    10    /* of SCHED_FIFO, below the arbiter: ordinary threads do not delay it */
 
 static volatile int told_to_end;
 

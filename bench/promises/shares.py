@@ -39,8 +39,8 @@ OFFLINE_JOB, OFFLINE_PERCENT = 220, 0.1  # beside online that always has work
 class Mix:
     """Tenants on one card under a policy.
 
-    `each_us`: the longest kernel of each of them. `beside`: who is on the card and has no share of
-    it.
+    `each_us`: the longest kernel of each of them. `beside`: tenants on the card that are
+    not among the shares.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Draws a world whose tenants are captured programs (`programs/README.md`): jobs that train, work a
 batch off, or answer requests.
 
-The card, the shares and who comes when are drawn as in draw.py. The programs of the judged worlds
-are in no world that may be looked at. As there, nothing here may be changed to improve a figure.
+The card, the shares, and when tenants come and go are drawn as in draw.py. Programs of the judged
+worlds are in no world of the tuning set. As there, nothing here may be changed to improve a figure.
 """
 
 from __future__ import annotations

@@ -148,9 +148,9 @@ static void come(struct world *w, struct machine *m, struct actor *a)
     }
 }
 
-/* The arbiter's window (observe/window.c), but the deep one in the middle of a long quantum, and
- * under fixed-share the setting: what the chain has in flight at the end of a budget is closer to
- * that than to a full window. A tenant's processes divide it, so together they have one. */
+/* The arbiter's window (observe/window.c), but under fixed-share the setting: what the chain has in
+ * flight at the end of a budget is closer to that than to a full window. A tenant's processes
+ * divide it, so together they have one. */
 static uint64_t window_of(const struct machine *m, const struct actor *a)
 {
     bool online = a->job_class == QG_CLASS_ONLINE;

@@ -133,7 +133,7 @@ struct machine {
     uint16_t running[QP_MAX_TENANTS];
     struct qp_card *policy_card;
     uint64_t now, decide_ns, stall_ns, step_end_ns, rng;
-    uint64_t slice_from_ns, slice_end_ns; /* of who is on the card; QP_NEVER: nobody waits for it */
+    uint64_t slice_from_ns, slice_end_ns; /* of the current context; QP_NEVER: no other has work */
     uint64_t online_until_ns;             /* fluid: offline has the card from then on */
     uint64_t wanted_ns;                   /* online came while offline was on the card; 0 = no */
     int32_t on_card;                      /* who runs, or ran last */

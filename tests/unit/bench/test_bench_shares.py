@@ -57,8 +57,8 @@ def test_the_worst_mix_is_named_and_each_policy_has_its_target() -> None:
 
 
 def test_changes_of_context_inside_a_job_are_its_own_time() -> None:
-    """Job 7 has two processes: a change of 50 us between them is its own, one to job 8 nobody's,
-    a pause none.
+    """Job 7 has two processes: a context switch of 50 us between them is charged to it. One to job
+    8 is charged to no job, and a pause is no switch.
     """
     spans = [
         Interval(start * US, end * US, 0, pid, 0, pid, 17, Kind.KERNEL, Piece.LAST, 1, 0)
@@ -126,7 +126,7 @@ def test_the_mixes_are_those_that_tenants_really_make() -> None:
     online = found["30/70 online", "burst-share"]
     assert {a.job_class for a in online.actors} == {"online"}
     assert [a.job_class for a in online.beside] == ["offline"]
-    assert set(online.shares) == {200, 201}, "who has no share is not judged by one"
+    assert set(online.shares) == {200, 201}, "a job without a share is not judged by one"
     long = found["30/70 0.1 ms beside 10 ms", "fixed-share"]
     assert [(a.share, a.args[1]) for a in long.actors] == [(30, "100"), (70, "10000")]
     assert long.kernel_us == {200: 100, 201: 10_000}

@@ -191,8 +191,7 @@ static void open_all(struct qp_card *c)
 /* Does a limit hold for it now? */
 static bool limit_holds(const struct qp_card *c, const struct qp_tenant *t)
 {
-    return is_fixed_share(&c->cls[class_of(t)]) && !c->ungoverned && !t->ungoverned &&
-           t->share < 100;
+    return is_limited(&c->cls[class_of(t)], t) && !c->ungoverned && !t->ungoverned;
 }
 
 /* Does the next launch ring? An idle tenant is not polled any more after a while. Online's first
@@ -251,11 +250,13 @@ static uint64_t sample_at(const struct qp_card *c, uint32_t i, uint64_t tick, ui
     return now + tick;
 }
 
-/* When members that became idle just now stop to compete, so that all gates may open. */
+/* When members that became idle just now stop to compete, so that all gates may open. Under
+ * fixed-share they never do. */
 static uint64_t gap_ends_at(const struct qp_card *c, int k, const struct members *m, uint64_t now)
 {
+    const struct qp_class *s = &c->cls[k];
     uint64_t wake = QP_NEVER;
-    for (uint32_t j = 0; c->cls[k].contended && j < m->n; j++) {
+    for (uint32_t j = 0; s->contended && !is_fixed_share(s) && j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
         if (just_became_idle(t, now))
             wake = min_u64(wake, t->idle_since_ns + QP_GAP_NS);

@@ -15,12 +15,6 @@
 /* ns: Most that is charged to a bin at once; it counts in 32 bits. Evidence: bound. */
 #define MAX_CHARGE_NS (4000 * QP_MS)
 
-/* A share of 100 % needs no limit: time itself is one. */
-static bool limited(const struct qp_tenant *t)
-{
-    return t->share < 100;
-}
-
 /* Moves the history to the time; old bins fall out. */
 static void slide(struct qp_history *h, uint64_t now)
 {
@@ -87,7 +81,7 @@ void qp_budget_review(struct qp_card *c, int k, const struct members *m, uint64_
 {
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (!is_fixed_share(&c->cls[k]) || !limited(t))
+        if (!is_limited(&c->cls[k], t))
             t->out_of_budget = 0;
         else if (t->out_of_budget)
             t->out_of_budget = opens_at(c, m->at[j], now) > now;
@@ -121,7 +115,7 @@ uint64_t qp_budget_wake(struct qp_card *c, int k, const struct members *m, uint6
         bool current = c->cls[k].current == (int32_t)m->at[j];
         if (t->out_of_budget && !t->suspended)
             wake = min_u64(wake, opens_at(c, m->at[j], now));
-        else if (current && limited(t))
+        else if (current && is_limited(&c->cls[k], t))
             wake = min_u64(wake, now + tokens_last(c, m->at[j]));
     }
     return max_u64(wake, now + QP_DRAIN_POLL_NS);

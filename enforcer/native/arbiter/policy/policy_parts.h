@@ -40,6 +40,12 @@ static inline bool is_fixed_share(const struct qp_class *s)
     return s->policy == QG_POLICY_FIXED_SHARE;
 }
 
+/* Is its use limited? A share of 100 % needs no limit: time itself is one. */
+static inline bool is_limited(const struct qp_class *s, const struct qp_tenant *t)
+{
+    return is_fixed_share(s) && t->share < 100;
+}
+
 /* best-effort is burst-share with equal weights */
 static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t)
 {

@@ -39,8 +39,8 @@
 /* 1/n: This part of the window may be unfenced, as the end of work must be seen. Evidence: promise
  * (docs/specs/shim/estimator.md). */
 #define UNFENCED_PARTS 4u
-/* times: The time until a bypass doubles so often at most. Evidence: attack (test_shim_bypass.py).
- */
+/* count: Bypasses in a row of which each doubles the time until the next one. Evidence: attack
+ * (test_shim_bypass.py). */
 #define MOST_DOUBLINGS 5u
 
 /* An adaptive lock: it is held for less than 1 us, but by each thread that launches. A thread that

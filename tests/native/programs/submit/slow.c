@@ -158,7 +158,7 @@ static void behind(bool one)
 static atomic_bool passed;
 #define SHORT_NS 55000 /* below a quarter of the window: it gets no marker at once */
 
-/* A function that nobody knows yet fills the window: it waits until what the
+/* A function without a sample fills the window: it waits until what the
  * other context has there ends within 150 us. */
 static void *needs_room(void *of)
 {
