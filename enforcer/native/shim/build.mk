@@ -93,12 +93,12 @@ $(BUILD)/test/shim-probe: $(SHIM_PROBE) $(SHIM_PROBE_H)
 	  -o $@ $(SHIM_PROBE) -ldl -lpthread
 
 SHIM_UNIT := tests/native/programs/units/unit.c \
-             $(addprefix $(SHIM_DIR)/base/,allocation_hash.c estimate.c)
+             $(addprefix $(SHIM_DIR)/base/,allocation_hash.c estimate.c thread.c)
 $(BUILD)/test/shim-unit: $(SHIM_UNIT) \
-    $(addprefix $(SHIM_DIR)/base/,allocation_hash.h estimate.h)
+    $(addprefix $(SHIM_DIR)/base/,allocation_hash.h estimate.h thread.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) \
-	  -o $@ $(SHIM_UNIT)
+	  -o $@ $(SHIM_UNIT) -lpthread
 
 SHIM_IMAGE := tests/native/programs/units/image_unit.c $(wildcard $(SHIM_DIR)/base/image*.c)
 NATIVE += $(BUILD)/test/shim-image-unit
@@ -177,7 +177,7 @@ $(BUILD)/test/shim-odd-calls: tests/native/programs/odd_calls.c tests/native/pro
 
 # The table of the driver's objects, under sanitizers: test_shim_groups_table.py.
 SHIM_RM_UNIT := tests/native/programs/units/rm_unit.c \
-                $(addprefix $(SHIM_DIR)/groups/,rm_table.c rm_snapshot.c)
+                $(addprefix $(SHIM_DIR)/groups/,rm_table.c rm_snapshot.c) $(SHIM_DIR)/base/thread.c
 NATIVE += $(BUILD)/test/shim-rm-unit $(BUILD)/test/shim-rm-race
 $(BUILD)/test/shim-rm-unit: $(SHIM_RM_UNIT) $(SHIM_HEADERS)
 	@mkdir -p $(@D)

@@ -5,6 +5,8 @@
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/thread.h"
 
@@ -21,9 +23,21 @@ static int add_tls(struct dl_phdr_info *info, size_t size, void *sum)
     return 0;
 }
 
+/* By number: pthread_sigmask() leaves out the signals that cancel threads. */
+void qg_signals_block(uint64_t *before)
+{
+    uint64_t all = ~(uint64_t)0;
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, before, sizeof(all));
+}
+
+void qg_signals_restore(const uint64_t *before)
+{
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, before, NULL, sizeof(*before));
+}
+
 bool qg_thread_start(void *(*body)(void *))
 {
-    sigset_t all, before;
+    uint64_t before;
     pthread_attr_t attributes;
     pthread_t thread;
     /* glibc takes the thread-local variables of all libraries out of the stack, and they may be
@@ -33,10 +47,9 @@ bool qg_thread_start(void *(*body)(void *))
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, (STACK + tls + 4095) & ~(size_t)4095);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    qg_signals_block(&before);
     int error = pthread_create(&thread, &attributes, body, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    qg_signals_restore(&before);
     pthread_attr_destroy(&attributes);
     return error == 0;
 }

@@ -11,12 +11,13 @@
 #include "groups/rm_table.h"
 
 #include <linux/futex.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base/thread.h"
 
 static struct rm_table *table; /* atomic; made at the first client */
 
@@ -50,10 +51,8 @@ static struct rm_table *make_table(void)
 
 void rm_lock(struct rm_table *t, uint64_t *mask)
 {
-    uint64_t all = ~(uint64_t)0;
     uint32_t free = 0;
-    /* By number: pthread_sigmask() leaves out the signals that cancel threads. */
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, mask, sizeof(all));
+    qg_signals_block(mask);
     if (__atomic_compare_exchange_n(&t->lock, &free, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
         return;
     while (__atomic_exchange_n(&t->lock, 2, __ATOMIC_ACQUIRE))
@@ -64,7 +63,7 @@ void rm_unlock(struct rm_table *t, const uint64_t *mask)
 {
     if (__atomic_exchange_n(&t->lock, 0, __ATOMIC_RELEASE) == 2)
         syscall(SYS_futex, &t->lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, mask, NULL, sizeof(*mask));
+    qg_signals_restore(mask);
 }
 
 /* ---- entries; all under the lock ---- */

@@ -8,9 +8,9 @@
  */
 #include "window/window.h"
 
-#include <signal.h>
 #include <string.h>
 
+#include "base/thread.h"
 #include "window/samples.h"
 #include "window/wait.h"
 #include "track/waiters.h"
@@ -300,9 +300,8 @@ static bool poll_and_sample(struct request *asked)
  * siglongjmp. So signals are blocked while a lock is held, and not while the thread sleeps. */
 static bool poll_again(struct request *asked)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    uint64_t before;
+    qg_signals_block(&before);
     struct qg_stream *oldest = asked->inflight.oldest;
     if (oldest && asked->inflight.unfenced)
         qg_fence_insert_for(oldest);
@@ -316,7 +315,7 @@ static bool poll_again(struct request *asked)
         qg_window_queued = true;
         qg_waiter_queue(asked->pages->proc);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    qg_signals_restore(&before);
     return goes;
 }
 
@@ -352,14 +351,13 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
 
 uint64_t qg_window_drain_ns(struct qg_card *card)
 {
-    sigset_t all, before;
+    uint64_t before;
     struct request asked = {0};
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    qg_signals_block(&before);
     pthread_mutex_lock(&qg_window_lock);
     poll_card(&asked, card);
     pthread_mutex_unlock(&qg_window_lock);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    qg_signals_restore(&before);
     return asked.inflight.sum_ns ? qg_wait_ns(asked.ran_ns, asked.least_ns, 0) : 0;
 }
 

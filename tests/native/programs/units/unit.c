@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The pure parts of the shim under AddressSanitizer and UBSan: the ledger against a plain array,
- * and the estimates.
+ * the estimates, and blocked signals.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/estimate.h"
 #include "base/allocation_hash.h"
+#include "base/thread.h"
 
 #define KEYS  3000
 #define STEPS 200000
@@ -156,6 +158,37 @@ static void stalled_launches_teach_nothing(void)
     CHECK(qg_function_estimate(record, 275000) == 9000000);
 }
 
+static int blocked, cancelled, survived;
+
+/* Cancelled while signals are blocked: it dies only when they are restored. */
+static void *block_and_wait(void *unused)
+{
+    uint64_t before;
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+    qg_signals_block(&before);
+    __atomic_store_n(&blocked, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&cancelled, __ATOMIC_SEQ_CST))
+        ;
+    __atomic_store_n(&survived, 1, __ATOMIC_SEQ_CST);
+    qg_signals_restore(&before);
+    for (;;)
+        pthread_testcancel();
+    return unused;
+}
+
+static void cancellation_waits_for_the_end_of_a_block(void)
+{
+    pthread_t thread;
+    void *result;
+    CHECK(pthread_create(&thread, NULL, block_and_wait, NULL) == 0);
+    while (!__atomic_load_n(&blocked, __ATOMIC_SEQ_CST))
+        ;
+    CHECK(pthread_cancel(thread) == 0);
+    __atomic_store_n(&cancelled, 1, __ATOMIC_SEQ_CST);
+    CHECK(pthread_join(thread, &result) == 0);
+    CHECK(result == PTHREAD_CANCELED && survived);
+}
+
 int main(void)
 {
     ledger_agrees();
@@ -163,6 +196,7 @@ int main(void)
     estimates_learn();
     some_launches_are_sampled();
     stalled_launches_teach_nothing();
+    cancellation_waits_for_the_end_of_a_block();
     puts("ok");
     return 0;
 }
