@@ -87,6 +87,9 @@ static void load(struct driver *driver, const struct options *options)
     if (options->copy) {
         COPY_FUNCTIONS(X)
     }
+    if (options->pattern) {
+        PATTERN_FUNCTIONS(X)
+    }
 #undef X
 }
 

@@ -45,6 +45,10 @@ static void report_json(const struct driver *driver, const struct options *optio
         printf("\"alloc\": {\"bytes\": %llu, \"refused\": %s, \"error\": \"%s\"}, ",
                (unsigned long long)result->refused_at, result->refused ? "true" : "false",
                result->refusal);
+    if (options->pattern)
+        printf("\"pattern\": {\"pages\": %llu, \"wrong\": %llu}, ",
+               (unsigned long long)result->pattern_pages,
+               (unsigned long long)result->pattern_wrong);
     printf("\"memory\": %llu, \"errors\": %llu}\n", (unsigned long long)options->memory,
            (unsigned long long)result->errors);
 }
@@ -85,6 +89,7 @@ int main(int argc, char **argv)
     driver_open(&driver, &options);
     driver_alloc_past(&driver, &options, &result);
     driver_take_memory(&driver, &options);
+    driver_take_pattern(&driver, &options, &result);
     driver_open_copies(&driver, &options);
     /* one write per summary, so that those of several processes do not mix */
     if (options.procs > 1 && !options.progress)
@@ -92,7 +97,8 @@ int main(int argc, char **argv)
     result.iterations =
         options.iterations ? options.iterations : driver_calibrate(&driver, options.kernel_us);
     run(&driver, &options, &result);
+    driver_compare_pattern(&driver, &options, &result);
     report(&driver, &options, &result);
     free(result.latency);
-    return EXIT_OK;
+    return result.pattern_wrong ? EXIT_CHANGED : EXIT_OK;
 }

@@ -33,6 +33,9 @@ static const char usage[] =
     "count\n"
     "  --procs N                so many processes, each with its own summary (1)\n"
     "  --memory SIZE            hold so much memory, written once (512M, 24GiB)\n"
+    "  --pattern SIZE           hold so much memory with known contents in places, and compare "
+    "them "
+    "at the end\n"
     "  --alloc-past SIZE        first allocate until refused or SIZE is reached, say which, and "
     "free it\n"
     "  --iters N                iterations of one kernel; otherwise measured with events\n"
@@ -42,7 +45,8 @@ static const char usage[] =
     "  --progress               one line each second\n"
     "  --json                   the summary as JSON\n"
     "exit codes: 0 done, 1 the driver failed, 2 wrong option, 3 no card or no driver, 4 --memory "
-    "was refused\n";
+    "or --pattern was refused,\n"
+    "5 what --pattern wrote had changed\n";
 
 static void refuse(const char *option, const char *text, const char *need)
 {
@@ -128,7 +132,8 @@ enum id {
     PROCS,
     START_AT,
     COPY,
-    GAP
+    GAP,
+    PATTERN
 };
 
 static const struct option table[] = {{"kernel-us", 1, NULL, KERNEL_US},
@@ -160,6 +165,7 @@ static const struct option table[] = {{"kernel-us", 1, NULL, KERNEL_US},
                                       {"start-at", 1, NULL, START_AT},
                                       {"copy", 1, NULL, COPY},
                                       {"gap", 1, NULL, GAP},
+                                      {"pattern", 1, NULL, PATTERN},
                                       {NULL, 0, NULL, 0}};
 
 static void set(struct options *options, int id, const char *name, const char *arg)
@@ -246,6 +252,9 @@ static void set(struct options *options, int id, const char *name, const char *a
         break;
     case GAP:
         options->gap_s = number(name, arg, 0, 1e6);
+        break;
+    case PATTERN:
+        options->pattern = size(name, arg);
         break;
     case JSON:
         options->json = true;

@@ -17,7 +17,8 @@ enum exit_code {
     EXIT_DRIVER = 1,
     EXIT_USAGE = 2,
     EXIT_NO_DEVICE = 3,
-    EXIT_NO_MEMORY = 4
+    EXIT_NO_MEMORY = 4,
+    EXIT_CHANGED = 5
 };
 
 #define MAX_STREAMS   256u
@@ -32,7 +33,7 @@ struct options {
     double mix[MAX_MIX];   /* lengths of kernels in microseconds, drawn for each kernel */
     unsigned nmix;
     uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past, seed, in_flight,
-        start_at, copy;
+        start_at, copy, pattern;
     unsigned streams, procs;
     int device;
     const char *log;
@@ -80,17 +81,24 @@ struct options {
     X(cuMemcpyHtoDAsync, 3020, (CUdeviceptr, const void *, size_t, CUstream))                      \
     X(cuMemcpyDtoHAsync, 3020, (void *, CUdeviceptr, size_t, CUstream))
 
+/* Only resolved for --pattern. */
+#define PATTERN_FUNCTIONS(X)                                                                       \
+    X(cuMemcpyHtoD, 3020, (CUdeviceptr, const void *, size_t))                                     \
+    X(cuMemcpyDtoH, 3020, (void *, CUdeviceptr, size_t))
+
 struct driver {
 #define X(name, version, parameters) CUresult(*p_##name) parameters;
     DRIVER_FUNCTIONS(X)
     GRAPH_FUNCTIONS(X)
     COPY_FUNCTIONS(X)
+    PATTERN_FUNCTIONS(X)
 #undef X
     CUfunction work;
     CUgraphExec graph; /* one request, with --graph */
     CUstream streams[MAX_STREAMS];
     CUevent in_flight[MAX_IN_FLIGHT];
     CUdeviceptr memory;
+    CUdeviceptr pattern[8]; /* of --pattern */
     struct {
         CUdeviceptr card;
         void *host;
@@ -106,6 +114,7 @@ struct draw {
 
 struct result {
     uint64_t kernels, requests, bursts, errors, refused_at, iterations;
+    uint64_t pattern_pages, pattern_wrong;
     /* busy: inside bursts, from the first launch to the last completion */
     uint64_t start_ns, end_ns, busy_ns;
     double kernel_us; /* sum over all counted kernels */
@@ -122,6 +131,10 @@ void driver_open(struct driver *driver, const struct options *options);
 void driver_check(const struct driver *driver, CUresult status, const char *what);
 const char *driver_error(const struct driver *driver, CUresult status);
 void driver_take_memory(struct driver *driver, const struct options *options);
+void driver_take_pattern(struct driver *driver, const struct options *options,
+                         struct result *result);
+void driver_compare_pattern(const struct driver *driver, const struct options *options,
+                            struct result *result);
 void driver_alloc_past(struct driver *driver, const struct options *options, struct result *result);
 uint64_t driver_calibrate(struct driver *driver, double kernel_us); /* iterations of one kernel */
 CUresult driver_launch(const struct driver *driver, CUstream stream, uint64_t iterations);

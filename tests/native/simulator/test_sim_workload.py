@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 from sim_tools import BUILD, MIB, client_env, make, start
@@ -298,3 +300,40 @@ def test_copies_go_beside_the_kernels_both_ways(sim: Simulator) -> None:
     )
     kernels = [p for p in pieces if p.engine == "compute"]
     assert any(k.t_start < c.t_end and c.t_start < k.t_end for k in kernels for c in copies["htod"])
+
+
+def patterned(pid: int, memory: BinaryIO) -> int:
+    """Where the simulated driver keeps a page of --pattern in the program: all words differ."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        bounds, rights, *_ = line.split()
+        low, high = (int(word, 16) for word in bounds.split("-"))
+        if rights != "rw-p" or high - low < 32 * MIB:
+            continue
+        for page in range(low, high, 4096):
+            memory.seek(page)
+            if len(set(struct.unpack("<512Q", memory.read(4096)))) == 512:
+                return page
+    raise AssertionError("no page of the pattern was found")
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_pattern_says_whether_memory_has_changed(
+    sim: Simulator, tmp_path: Path, change: bool
+) -> None:
+    log = tmp_path / "log"
+    words = ["--json", "--log", str(log), "--pattern", "256M", "--length", "60", "--seed", "7"]
+    with subprocess.Popen(
+        [BINARY, *words], env=client_env(sim), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        while not (log.exists() and log.read_text()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        if change:
+            with Path(f"/proc/{process.pid}/mem").open("r+b", buffering=0) as memory:
+                memory.seek(patterned(process.pid, cast("BinaryIO", memory)))
+                memory.write(b"\x01")
+        process.terminate()
+        out, err = process.communicate(timeout=60)
+    assert json.loads(out)["pattern"] == {"pages": 8, "wrong": int(change)}
+    assert process.returncode == (5 if change else 0)
+    assert (b"1 of 8 pages have changed" in err) is change
