@@ -33,11 +33,12 @@ static int32_t next_running(const struct machine *m, int32_t who)
     return m->running[0];
 }
 
-/* When the time slice of the context on the card ends, which began with its first work there. */
+/* When the time slice of the context on the card ends. Slices began with its first work there,
+ * which may be still to come: the card is changing to it. */
 static uint64_t slice_end(const struct machine *m)
 {
-    uint64_t slices = (m->now - m->slice_from_ns) / m->timeslice_ns + 1;
-    return m->slice_from_ns + slices * m->timeslice_ns;
+    uint64_t ran = m->now > m->slice_from_ns ? m->now - m->slice_from_ns : 0;
+    return m->slice_from_ns + (ran / m->timeslice_ns + 1) * m->timeslice_ns;
 }
 
 /* Contexts with work take time slices. A card that goes from one to another stands still for a

@@ -67,6 +67,17 @@ def test_contexts_take_turns_of_a_time_slice() -> None:
         assert tenant["busy_ns"] / 10**9 == pytest.approx(1 / 1.1, rel=0.02)
 
 
+def test_a_pause_shorter_than_the_change_of_context_costs_a_slice() -> None:
+    """The card has begun to change when the pause ends. The other one has its slice all the same:
+    1 ms and 2 ms of each 3.2 ms.
+    """
+    pauses, goes_on = {"kernel": "1ms", "pause": "20us"}, {"kernel": "100us"}
+    costs = {"context_switch": "100us", "timeslice": "2ms"}
+    found = ran(pauses, goes_on, policy={"offline": "best-effort"}, **costs)
+    parts = [tenant["busy_ns"] / (2 * 10**9) for tenant in found["tenants"]]
+    assert parts == pytest.approx([1 / 3.2, 2 / 3.2], rel=0.02)
+
+
 def test_offlines_rest_waits_for_onlines_slice() -> None:
     """Online's kernel of 3 ms takes the card for a slice of 1 ms while offline's is not done."""
     online = {"class": "online", "kernel": "3ms", "load": {"every": "123ms", "kernels": 1}}
