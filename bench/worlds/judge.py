@@ -1,10 +1,12 @@
 """What a world's tenants got, against two ideals, each of which is right for some programs.
 
-*Due*: the tenant's part of each moment in which it wanted the card. Too much for a program that
-waits for its own CPU between kernels: while it waits for its turn it wants the card all the time.
+*Due*: the tenant's part of each moment in which it wanted the card. That is time, with the pauses
+of the tenant in it. So it is compared with the time that the tenant *held*: its work, and its
+pauses while no peer could use the card. What a tenant pauses in its own time is no loss of others.
 *Fluid*: what it gets on a card that divides itself at any instant
-(simulator/native/whatif/fluid.c). Wrong for a program that has a queue: it may have one here and
-none there. So what lies between the two is no error, in each window.
+(simulator/native/whatif/fluid.c), compared with its work. Wrong for a program that has a queue: it
+may have one here and none there. So what only one of the two calls an error is none, in each
+window.
 
 All errors are in points of the card's time over a window. No scheduler can stop a kernel that runs,
 so one kernel, the longest of the card, is taken off each error.
@@ -50,13 +52,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Got:
-    """One tenant: its busy time, its due time and the fluid card's, of each bin in ns; and in which
-    bins it is there from the beginning to the end.
+    """One tenant: of each bin its work, the time it held, its due time and the fluid card's, in ns;
+    and whether it is there from the beginning to the end.
     """
 
     tenant: TenantTrace
     fixed: bool
     busy: Sequence[float]
+    held: Sequence[float]
     due: Sequence[float]
     fluid: Sequence[float]
     present: Sequence[bool]
@@ -85,14 +88,23 @@ def present(tenant: TenantTrace, bins: int) -> list[bool]:
     return [tenant.start.ns <= i * BIN_NS and (i + 1) * BIN_NS <= stop for i in range(bins)]
 
 
+def held(values: Raw, fixed: bool) -> list[float]:
+    """The time of each bin that counts as had of what was due. fixed-share promises N % of work: a
+    pause there is an error.
+    """
+    pairs = zip(values["bins"], values["paused_bins"], strict=True)
+    return [busy + (0 if fixed else paused) for busy, paused in pairs]
+
+
 def got(trace: Trace, raw: Raw, fluid: Raw) -> list[Got]:
     """The tenants of a world of one card that can be judged: who lies is not."""
     policy = trace.cards[0].policy
     return [
         Got(
             tenant,
-            getattr(policy, tenant.job_class) == "fixed-share",
+            fixed := getattr(policy, tenant.job_class) == "fixed-share",
             mine["bins"],
+            held(mine, fixed),
             mine["due_bins"],
             ideal["bins"],
             present(tenant, len(mine["bins"])),
@@ -107,33 +119,39 @@ def windows(values: Sequence[float], length: int) -> list[float]:
     return [sum(values[i : i + length]) for i in range(len(values) - length + 1)]
 
 
-def scaled(ideal: Sequence[float], of_all: Sequence[float], busy: Sequence[float]) -> list[float]:
+def scaled(ideal: Sequence[float], of_all: Sequence[float], had: Sequence[float]) -> list[float]:
     """An ideal of windows, less what the whole class lost in them, to drains and context
     switches.
     """
     return [
-        part * (had / should if should > 0 else 1.0)
-        for part, should, had in zip(ideal, of_all, busy, strict=True)
+        part * (all_had / should if should > 0 else 1.0)
+        for part, should, all_had in zip(ideal, of_all, had, strict=True)
     ]
 
 
-def ideals(mine: Got, peers: Sequence[Got], bins: int) -> Iterator[tuple[float, float]]:
-    """The two ideals of each window. Except under fixed-share a loss of the class is no error."""
-    busy = [sum(each) for each in zip(*(windows(p.busy, bins) for p in peers), strict=True)]
-    found = []
-    for name in ("due", "fluid"):
-        own = windows(getattr(mine, name), bins)
-        of_all = zip(*(windows(getattr(p, name), bins) for p in peers), strict=True)
-        found.append(own if mine.fixed else scaled(own, [sum(each) for each in of_all], busy))
-    return zip(*found, strict=True)
+def together(peers: Sequence[Got], field: str, bins: int) -> list[float]:
+    """What all of them have in each window, in sum."""
+    each = (windows(getattr(peer, field), bins) for peer in peers)
+    return [sum(values) for values in zip(*each, strict=True)]
+
+
+def beyond(mine: Got, peers: Sequence[Got], bins: int, ideal: str, had: str) -> list[float]:
+    """By how much it had more than an ideal in each window. Except under fixed-share a loss of the
+    class is no error.
+    """
+    part = windows(getattr(mine, ideal), bins)
+    if not mine.fixed:
+        part = scaled(part, together(peers, ideal, bins), together(peers, had, bins))
+    return [a - b for a, b in zip(windows(getattr(mine, had), bins), part, strict=True)]
 
 
 def errors(mine: Got, peers: Sequence[Got], bins: int, kernel_ns: int) -> Iterator[float]:
     """The errors of one tenant in all windows for which it was there, in points."""
     there = windows([float(p) for p in mine.present], bins)
-    busy = windows(mine.busy, bins)
-    for here, had, pair in zip(there, busy, ideals(mine, peers, bins), strict=True):
-        error = max(had - max(pair), min(pair) - had) - kernel_ns
+    by_due = beyond(mine, peers, bins, "due", "held")
+    by_fluid = beyond(mine, peers, bins, "fluid", "busy")
+    for here, *both in zip(there, by_due, by_fluid, strict=True):
+        error = max(min(both), -max(both)) - kernel_ns
         if here == bins:
             yield 100 * max(0.0, error) / (bins * BIN_NS)
 

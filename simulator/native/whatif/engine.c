@@ -85,11 +85,48 @@ void progress(struct world *w, struct machine *m, struct actor *a, uint64_t ran)
     a->bins[bin_of(w, m->now - 1)] += ran;
 }
 
+/* Does its wish count: does it want the card, and may its class have it? */
+static bool entitled(const struct qp_card *c, uint32_t i)
+{
+    const struct qp_tenant *t = &c->tenant[i];
+    return (t->was_runnable || t->was_undrained) &&
+           !(c->preempting && t->job_class == QG_CLASS_OFFLINE);
+}
+
+/* The only one of its class that wants the card and may have it; -1 if there are more, or none. */
+static int32_t holder(const struct machine *m, const struct qp_card *c, uint32_t job_class)
+{
+    int32_t found = -1;
+    for (uint32_t i = 0; i < m->nactors; i++) {
+        const struct qp_tenant *t = &c->tenant[i];
+        if (t->job_class != job_class || !entitled(c, i) || (t->gate & QG_GATE_CLOSED))
+            continue;
+        if (found >= 0)
+            return -1;
+        found = (int32_t)i;
+    }
+    return found;
+}
+
+/* The pauses of such a tenant are time that it is due and that no peer can use: its own time. */
+static void book_pauses(const struct world *w, struct machine *m, uint64_t dt)
+{
+    static const uint32_t classes[2] = {QG_CLASS_ONLINE, QG_CLASS_OFFLINE};
+    for (int k = 0; k < 2; k++) {
+        int32_t i = holder(m, m->policy_card, classes[k]);
+        struct actor *a = i >= 0 ? m->actors[i] : NULL;
+        if (a && (a->state == ST_THINKING || a->state == ST_COPYING || a->state == ST_IDLE))
+            a->paused_bins[bin_of(w, m->now - 1)] += dt;
+    }
+}
+
 /* The card works until the time. */
 static void advance(struct world *w, struct machine *m, uint64_t to)
 {
     uint64_t dt = to - m->now;
     m->now = to;
+    if (dt && !w->fluid)
+        book_pauses(w, m, dt);
     if (!m->nrunning || !dt)
         return;
     if (w->fluid) {
@@ -127,14 +164,6 @@ static void finish_runs(struct world *w, struct machine *m)
         actor_ran(w, m, a);
         i = 0; /* the list may have changed; who goes on has a run of more than EPSILON_NS */
     }
-}
-
-/* Does its wish count: does it want the card, and may its class have it? */
-static bool entitled(const struct qp_card *c, uint32_t i)
-{
-    const struct qp_tenant *t = &c->tenant[i];
-    return (t->was_runnable || t->was_undrained) &&
-           !(c->preempting && t->job_class == QG_CLASS_OFFLINE);
 }
 
 /* What an ideal division gives in the time that passed, from who wanted the card. fixed-share: the

@@ -115,6 +115,9 @@ static void print_actor(const struct world *w, const struct actor *a, FILE *out)
     fprintf(out, "],\"due_bins\":[");
     for (uint32_t i = 0; i < w->bins; i++)
         fprintf(out, "%s%" PRIu64, i ? "," : "", (uint64_t)a->due_bins[i]);
+    fprintf(out, "],\"paused_bins\":[");
+    for (uint32_t i = 0; i < w->bins; i++)
+        fprintf(out, "%s%" PRIu64, i ? "," : "", a->paused_bins[i]);
     fprintf(out, "],\"latencies_ns\":[");
     for (uint32_t i = 0; i < a->latencies.n; i++)
         fprintf(out, "%s%" PRIu64, i ? "," : "", a->latencies.at[i]);

@@ -116,7 +116,8 @@ struct actor {
     double due_ns; /* what an ideal division would have given while it wanted */
     uint64_t bins[SM_BINS];
     double due_bins[SM_BINS];
-    struct sliding one, ten; /* the last second, the last ten */
+    uint64_t paused_bins[SM_BINS]; /* its own pauses, in time that no peer can use */
+    struct sliding one, ten;       /* the last second, the last ten */
     struct histogram latency;
     struct queue latencies; /* of each request, in their order; only if world.requests */
 };

@@ -99,7 +99,8 @@ def test_what_lies_between_the_two_ideals_is_no_error() -> None:
     trace = made(None, {}, {})
 
     def one(had: float, due: float, fluid: float) -> Got:
-        return Got(trace.tenants[0], True, [had * SECOND], [due * SECOND], [fluid * SECOND], [True])
+        work, *ideals = ([value * SECOND] for value in (had, due, fluid))
+        return Got(trace.tenants[0], True, work, work, *ideals, [True])
 
     def found(mine: Got, kernel_ns: int = 0) -> list[float]:
         return list(errors(mine, [mine], 1, kernel_ns))
@@ -150,6 +151,33 @@ class TestRun:
             tenant["due_bins"] = ideal["due_bins"]
         bad = judge(right, other, fluid, None)
         assert bad.share_10s is not None and bad.share_10s > 35
+
+    def test_who_pauses_in_its_own_quanta_costs_no_other_an_error(self) -> None:
+        """A fifth of the time is due to one that pauses for half of its time. So it works for a
+        tenth, and the other one has its four fifths.
+        """
+        pausing = {"pause": "100us", "share": 20, "kernel": "100us"}
+        trace = made(None, pausing, {"share": 80})
+        raw, fluid = (run_program(trace, *w, columns=SECONDS) for w in ((), ("--fluid",)))
+        pauses, works = (each["busy_ns"] / (SECONDS * SECOND) for each in raw["tenants"])
+        assert works == pytest.approx(0.8, abs=0.03) and pauses < 0.15
+        judged = judge(trace, raw, fluid, None)
+        assert judged.share_10s is not None and judged.share_10s < 1
+
+    def test_who_pauses_and_has_the_wrong_share_is_found(self) -> None:
+        """The control: the one that pauses is given 20 % of the time, and is due half of it."""
+        right, wrong = (
+            made(None, {"pause": "100us", "share": share}, {"share": 100 - share})
+            for share in (50, 20)
+        )
+        due, raw = (run_program(trace, columns=SECONDS) for trace in (right, wrong))
+        fluid = run_program(right, "--fluid", columns=SECONDS)
+        tenants = [
+            mine | {"due_bins": ideal["due_bins"]}
+            for mine, ideal in zip(raw["tenants"], due["tenants"], strict=True)
+        ]
+        judged = judge(right, raw | {"tenants": tenants}, fluid, None)
+        assert judged.share_10s is not None and judged.share_10s > 15
 
     def test_equal_seeds_give_equal_figures(self) -> None:
         for family in worlds.FAMILIES:
