@@ -42,11 +42,10 @@ from enforcer.ledger.store import Ledger
 from enforcer.nvml.cardview import CardView
 from enforcer.nvml.port import NvmlError
 from enforcer.nvml.worker import NvmlCaller, NvmlStuckError
-from enforcer.wire.abi import AbiError, pack_grant
 from gres.config.levels import CardPlan
 from gres.config.site import Config, Node
 from gres.grant.hookenv import HookEnvError, parse_hook_env
-from gres.grant.store import Grant, GrantError, GrantStore
+from gres.grant.store import Grant, GrantStore
 from gres.units import MIB
 
 
@@ -98,7 +97,8 @@ class NodeService:
         self.hardware = HardwareView(
             settings.hardware, lambda: self.nvml.call(lambda nvml: nvml.driver_version())
         )
-        self.sampler.hardware, self.sampler.hardware_off = self.hardware.wanted, self._hardware_off
+        self.sampler.hardware = self.hardware.wanted
+        self.sampler.hardware_off = self.hardware.note_off
         self.inspector = Inspector(
             settings,
             self.nvml,
@@ -213,19 +213,9 @@ class NodeService:
             grant = old  # the same Prolog again: a lost answer, or a restart of slurmd
         elif old is not None:
             self.end(old.job_id, "replaced")
-        try:
-            blob = pack_grant(grant, self.node.injection, self.node.managed)
-            if grant is not old or not self.store.holds(grant, blob):
-                self.store.write_both(grant, blob)
-        except (AbiError, GrantError, OSError) as error:
-            reason = (
-                f"the grant of job {grant.job_id} cannot be written to {self.store.directory}:"
-                f" {error}"
-            )
-            emit(logging.ERROR, "node-broken", job=grant.job_id, why=reason)
-            if grant is not old:  # an older grant keeps its files
-                self.books.leftovers.remove(grant.job_id, mark=False)
-            return Answer(1, reason)
+        fault = self.books.keep(grant, self.node, anew=grant is not old)
+        if fault:
+            return self.broken({"SLURM_JOB_ID": str(grant.job_id)}, fault)
         self.grants[grant.job_id] = grant
         self.lost.touched(grant.job_id)
         self.sampler.note(self.ledger.open_grant, grant)
@@ -365,16 +355,10 @@ class NodeService:
     def order_hardware(self, plans: Mapping[str, CardPlan]) -> bool:
         """Send the arbiter the orders for hardware preemption; whether it is still connected."""
         try:
-            for uuid, why in self.hardware.send_orders(plans, self.ports.arbiter.hardware):
-                emit(logging.INFO, "hardware", card=uuid, enabled=not why, why=why or None)
+            self.hardware.send_orders(plans, self.ports.arbiter.hardware)
         except ArbiterError as error:
             self.lose_arbiter(str(error))
         return self.connected
-
-    def _hardware_off(self, hung: Mapping[str, int]) -> None:
-        """The arbiter gave hardware preemption up on these cards."""
-        for uuid, why in self.hardware.note_off(hung):
-            emit(logging.ERROR, "hardware", card=uuid, enabled=False, why=why)
 
     # ---- cards ----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ device number of /dev/nvidiactl, or the file that the simulator of this node ser
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from enforcer.daemon.log import emit
 from enforcer.nvml.port import NvmlError
 from gres.config.enforcer import HardwareSettings
 from gres.config.levels import CardPlan
@@ -149,7 +151,7 @@ class HardwareView:
         try:
             major = major_of(self.driver_version())
         except NvmlError as error:
-            why = f"the driver does not send_orders its version: {error}"
+            why = f"the driver does not tell its version: {error}"
         why = device.why or why
         if not why and major not in DRIVERS:
             why = (
@@ -175,33 +177,26 @@ class HardwareView:
 
     def send_orders(
         self, plans: Mapping[str, CardPlan], send: Callable[[HardwareOrder], str]
-    ) -> list[tuple[str, str]]:
-        """Send the orders for these cards; changes since the last call: card and reason (empty:
-        enabled).
-        """
-        changed = []
+    ) -> None:
+        """Send the orders for these cards; changes since the last call are logged."""
         for order in self.order(plans):
             refused = send(order)
             if refused and order.enabled:
                 order = replace(order, enabled=False, why=refused)
             before = self.orders.get(order.uuid)
             if before is None or (before.enabled, before.why) != (order.enabled, order.why):
-                changed.append((order.uuid, order.why))
+                why = order.why or None
+                emit(logging.INFO, "hardware", card=order.uuid, enabled=not why, why=why)
             self.orders[order.uuid] = order
-        return changed
 
-    def note_off(self, hung: Mapping[str, int]) -> list[tuple[str, str]]:
-        """Note cards where the arbiter gave hardware preemption up; the
-        new ones: card and reason.
-        """
-        changed = []
+    def note_off(self, hung: Mapping[str, int]) -> None:
+        """Note and log the cards where the arbiter gave hardware preemption up."""
         for uuid, calls in hung.items():
             order = self.orders.get(uuid)
             if order is not None and order.enabled:
                 why = f"the arbiter gave it up: {calls} control calls of the driver hang there"
                 self.orders[uuid] = replace(order, enabled=False, why=why)
-                changed.append((uuid, why))
-        return changed
+                emit(logging.ERROR, "hardware", card=uuid, enabled=False, why=why)
 
     def wanted(self) -> bool:
         """Whether hardware preemption is ordered on any card."""

@@ -1,4 +1,4 @@
-"""Ends grants: whether a task fetched it, and which of its files stay.
+"""Keeps and ends grants: their files, whether a task fetched one, and which files stay.
 
 A task that SPANK governs leaves JOBID.fetched. A job without it started no task (salloc without
 srun, cancelled early, another node of a batch script), or its tasks ran without limits.
@@ -16,6 +16,8 @@ from enforcer.daemon.granting import grantdir
 from enforcer.daemon.log import emit
 from enforcer.daemon.requests.runs import is_run
 from enforcer.ledger.store import Ledger
+from enforcer.wire.abi import AbiError, pack_grant
+from gres.config.site import Node
 from gres.grant.store import Grant, GrantError, GrantStore
 
 # seconds: slurmd remembers a job for AuthInfo=cred_expire (120), and a requeue skips the Prolog
@@ -97,7 +99,7 @@ def stays_over(grant: Grant | None, job_id: int, reason: str) -> bool:
 
 @dataclass
 class Books:
-    """Closes the books of a grant that ended: ledger, files, log."""
+    """The books of a grant: its files, and, when it ends, ledger and log."""
 
     store: GrantStore
     ledger: Ledger
@@ -107,6 +109,22 @@ class Books:
 
     def __post_init__(self) -> None:
         self.leftovers = Leftovers(self.store, self.clock)
+
+    def keep(self, grant: Grant, node: Node, anew: bool) -> str:
+        """Write the files of a grant; a sentence if that fails.
+
+        `anew`: it is not the standing one, whose files stay as they are where they are right.
+        """
+        try:
+            blob = pack_grant(grant, node.injection, node.managed)
+            if anew or not self.store.holds(grant, blob):
+                self.store.write_both(grant, blob)
+        except (AbiError, GrantError, OSError) as error:
+            if anew:
+                self.leftovers.remove(grant.job_id, mark=False)
+            directory = self.store.directory
+            return f"the grant of job {grant.job_id} cannot be written to {directory}: {error}"
+        return ""
 
     def close(self, job_id: int, grant: Grant | None, reason: str, ended_ns: int | None) -> None:
         """`ended_ns`: when the job ended, if that was before now (CLOCK_REALTIME)."""
