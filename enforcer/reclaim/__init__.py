@@ -1,0 +1,1 @@
+"""Who gives memory of a card back, when, and who gets it (docs/specs/reclaim.md). Pure."""
