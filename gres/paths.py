@@ -67,6 +67,11 @@ class InstallPaths:
         return f"{self.libexec_dir}/qgpu-arbiter"
 
     @property
+    def checkpoint(self) -> str:
+        """The helper that moves a job's GPU memory to its host memory and back."""
+        return f"{self.libexec_dir}/qgpu-checkpoint"
+
+    @property
     def simulate(self) -> str:
         """The what-if engine."""
         return f"{self.libexec_dir}/qgpu-simulate"

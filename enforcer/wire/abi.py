@@ -21,6 +21,7 @@ from enforcer.wire.layout import (
     CLASS_ONLINE,
     GRANT_ACTIVE,
     GRANT_CARD_MANAGED_RESIDENT,
+    GRANT_CARD_RECLAIMABLE,
     GRANT_REFUSED,
     GRANT_VERSION,
     GRANT_WHOLE,
@@ -116,10 +117,13 @@ def _clip(message: str, capacity: int) -> bytes:
     return raw[: capacity - 4].decode(errors="ignore").encode() + b"..."
 
 
-def pack_card(card: GrantCard, managed: Managed = "full") -> GrantCardPage:
+def pack_card(
+    card: GrantCard, managed: Managed = "full", reclaimable: bool = False
+) -> GrantCardPage:
     """Native form of one card of an active or whole grant."""
     page = GrantCardPage()
     page.flags = GRANT_CARD_MANAGED_RESIDENT if managed == "resident" else 0
+    page.flags |= GRANT_CARD_RECLAIMABLE if reclaimable else 0
     page.uuid = c_text(card.uuid, UUID_LEN, "card UUID")
     page.minor = bounded(card.minor, 0, 2**32 - 1, "minor number of the card")
     page.index = bounded(card.index, 0, 2**32 - 1, "index of the card")
@@ -151,7 +155,7 @@ def pack_grant(grant: Grant, injection: Injection = "preload", managed: Managed 
     page.message = _clip(grant.message, 512)
     page.injection = _code(INJECTION_CODES, injection, "injection")
     for i, card in enumerate(grant.cards):
-        page.cards[i] = pack_card(card, managed)
+        page.cards[i] = pack_card(card, managed, grant.reclaimable)
     _require_complete(page)
     return bytes(page)
 

@@ -43,7 +43,7 @@ MibDown = Annotated[int, BeforeValidator(parse_mib)]
 MibUp = Annotated[int, BeforeValidator(lambda value: parse_mib(value, up=True))]
 
 
-def _between(low: Duration, high: Duration) -> Callable[[Duration], Duration]:
+def between(low: Duration, high: Duration) -> Callable[[Duration], Duration]:
     """Check the arbiter's limits (docs/specs/control.md), with a
     sentence in place of its EINVAL.
     """
@@ -59,13 +59,13 @@ def _between(low: Duration, high: Duration) -> Callable[[Duration], Duration]:
     return check
 
 
-Slice = Annotated[Time, AfterValidator(_between(Duration(100_000), Duration(10**9)))]
-Window = Annotated[Time, AfterValidator(_between(Duration(50_000), Duration(10**9)))]
-IdleRelease = Annotated[Time, AfterValidator(_between(Duration(0), Duration(60 * 10**9)))]
-Lease = Annotated[Time, AfterValidator(_between(Duration(10**8), Duration(600 * 10**9)))]
-Grace = Annotated[Time, AfterValidator(_between(Duration(0), Duration(600 * 10**9)))]
-BusyWindow = Annotated[Time, AfterValidator(_between(Duration(2 * 10**9), Duration(600 * 10**9)))]
-Exemption = Annotated[Time, AfterValidator(_between(Duration(0), Duration(86_400 * 10**9)))]
+Slice = Annotated[Time, AfterValidator(between(Duration(100_000), Duration(10**9)))]
+Window = Annotated[Time, AfterValidator(between(Duration(50_000), Duration(10**9)))]
+IdleRelease = Annotated[Time, AfterValidator(between(Duration(0), Duration(60 * 10**9)))]
+Lease = Annotated[Time, AfterValidator(between(Duration(10**8), Duration(600 * 10**9)))]
+Grace = Annotated[Time, AfterValidator(between(Duration(0), Duration(600 * 10**9)))]
+BusyWindow = Annotated[Time, AfterValidator(between(Duration(2 * 10**9), Duration(600 * 10**9)))]
+Exemption = Annotated[Time, AfterValidator(between(Duration(0), Duration(86_400 * 10**9)))]
 # YAML reads a bare on or off as a truth value.
 OnOff = Annotated[Switch, BeforeValidator(lambda v: ("off", "on")[v] if isinstance(v, bool) else v)]
 
@@ -179,24 +179,6 @@ class HookSettings(Section):
     scontrol: AbsPath = "/usr/bin/scontrol"
 
 
-class ClassSettings(Section):
-    """What a class reserves on a card, its policy, and its count-gres units per card."""
-
-    reserves: list[Dimension] = Field(min_length=1)
-    policy: Policy = "burst-share"
-    isolation: Isolation = "governed"
-    overcommit: int = Field(default=100, ge=1, le=100_000)
-
-    @field_validator("reserves")
-    @classmethod
-    def _memory(cls, value: list[Dimension]) -> list[Dimension]:
-        if "memory" not in value:
-            raise ValueError(
-                "memory must be among the reserved dimensions, else caps could exceed the card"
-            )
-        return value
-
-
 class CardTuning(Section):
     """Settings per card; null takes the value of the next wider level."""
 
@@ -281,6 +263,7 @@ class NodeGroup(Section):
     `files` has one file per card. For MIG instances, `instances` has one list per instance: the
     files of card, GPU instance and compute instance. `cores` has Slurm's core numbers near each
     card and `links` its links to each card, for gres.conf. `injection` overrides the cluster's.
+    `host_memory` is the MiB of main memory that Slurm can give to jobs of a node.
     """
 
     names: str
@@ -291,6 +274,7 @@ class NodeGroup(Section):
     cores: list[Cores] | None = Field(default=None, min_length=1)
     links: list[str] | None = Field(default=None, min_length=1)
     injection: Injection | None = None
+    host_memory: Annotated[MibDown, Field(ge=1)] | None = None
 
     def card_files(self, node: str) -> list[tuple[str, ...]]:
         """Device files of each card of a node, in Slurm's order; several for a MIG instance."""

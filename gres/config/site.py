@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from gres.config.classes import Classes, ClassSettings, ReclaimSettings
 from gres.config.enforcer import EnforcerSettings
 from gres.config.hostlist import expand
 from gres.config.node import CardSpec, Node, for_node
@@ -23,7 +22,6 @@ from gres.config.schema import (
     CLASSES,
     AbsPath,
     CardGroup,
-    ClassSettings,
     Dimension,
     DriverSettings,
     HookSettings,
@@ -43,8 +41,10 @@ from gres.config.schema import (
     Word,
 )
 from gres.config.sentences import fault_sentence
+from gres.config.yamltext import YamlTextError, read_mapping
 from gres.paths import PATHS
 from gres.trusted import UntrustedError, require
+from gres.units import Duration
 
 __all__ = [
     "CLASSES",
@@ -91,13 +91,6 @@ def _lowered(value: dict[str, V]) -> dict[str, V]:
     return found
 
 
-def _default_classes() -> dict[JobClass, ClassSettings]:
-    return {
-        "online": ClassSettings(reserves=["compute", "memory"], overcommit=100),
-        "offline": ClassSettings(reserves=["memory"], overcommit=400),
-    }
-
-
 class Config(Section):
     """The whole of qgpu.yaml."""
 
@@ -114,7 +107,8 @@ class Config(Section):
     qos: dict[str, JobClass] = Field(default_factory=dict)
     default_class: JobClass | None = None
     suspended: dict[str, SuspendedSettings] = Field(default_factory=dict)
-    classes: dict[JobClass, ClassSettings] = Field(default_factory=_default_classes)
+    classes: Classes = Field(default_factory=dict)
+    reclaim: ReclaimSettings = ReclaimSettings()
     models: dict[Word, ModelSettings] = Field(min_length=1)
     nodes: list[NodeGroup] = Field(min_length=1)
     limits: Limits = Limits()
@@ -125,11 +119,6 @@ class Config(Section):
     ledger: LedgerSettings = LedgerSettings()
     reports: ReportSettings = ReportSettings()
     logging: LoggingSettings = LoggingSettings()
-
-    @field_validator("classes")
-    @classmethod
-    def _both_classes(cls, value: dict[JobClass, ClassSettings]) -> dict[JobClass, ClassSettings]:
-        return {name: value.get(name) or _default_classes()[name] for name in CLASSES}
 
     @field_validator("models")
     @classmethod
@@ -250,6 +239,28 @@ class Config(Section):
             return self.slurm.tag_field
         return "comment" if self.slurm.version < "23.02" else "extra"
 
+    def reclaims(self, job_class: JobClass | None) -> bool:
+        """Whether memory of jobs of the class may be taken back; None (whole cards) has none."""
+        return job_class is not None and self.classes[job_class].memory == "reclaimable"
+
+    @property
+    def reclaiming(self) -> bool:
+        """Whether any class is reclaimable."""
+        return any(map(self.reclaims, CLASSES))
+
+    @property
+    def max_reclaimable(self) -> int:
+        """Percent of a card's usable memory that caps of reclaimable jobs may sum up to; 0: none
+        is.
+        """
+        return sum(each.max_reclaimable or 0 for each in self.classes.values())
+
+    @property
+    def prolog_deadline(self) -> Duration:
+        """How long a Prolog waits for qgpud's answer: jobs may have to leave first."""
+        extra = self.reclaim.deadline.ns if self.reclaiming else 0
+        return Duration(self.hook.deadline.ns + extra)
+
     def node_names(self) -> list[str]:
         """All node names, in the order of the file."""
         return [name for group in self.nodes for name in expand(group.names)]
@@ -278,25 +289,6 @@ class Config(Section):
     def smallest_usable(self) -> int:
         """MiB for an untyped request: usable memory of the smallest card on any node."""
         return min(self.models[group.model].usable for group in self.nodes)
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses doubled keys."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    seen: set[Hashable] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable) or key in seen:
-            raise ConfigError(
-                f"line {key_node.start_mark.line + 1}: the key '{key}' is written twice"
-            )
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 _NESTED: dict[tuple[str, str], type[BaseModel]] = {
@@ -335,17 +327,12 @@ def parse_config(text: str, source: str = "qgpu.yaml") -> Config:
     each begins with `source`.
     """
     try:
-        data = yaml.load(text, Loader=_Loader)
-        if not isinstance(data, dict):
-            raise ConfigError("the file must hold keys such as version, cluster, models and nodes")
-        return Config.model_validate(data)
+        return Config.model_validate(read_mapping(text))
     except ValidationError as error:
         lines = [f"{source}: {_sentence(item)}" for item in error.errors()]
         raise ConfigError("\n".join(lines)) from None
-    except ConfigError as error:
+    except YamlTextError as error:
         raise ConfigError(f"{source}: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: this is not YAML: {error}") from None
 
 
 def load_config(path: str | Path, node: str | None = None, trusted: bool = False) -> Config:

@@ -87,6 +87,7 @@ class GrantCard:
 class Grant:
     """What one job may do on one node. `created_ns` is CLOCK_REALTIME in nanoseconds.
 
+    `reclaimable`: memory of the job may be taken back, and its caps are not booked.
     The paths are for SPANK and the shim: the sockets' directory, the real libcuda.so.1, the shim.
     Raises GrantError with a sentence if values contradict each other.
     """
@@ -103,6 +104,7 @@ class Grant:
     run_dir: str = ""
     driver_path: str = ""
     shim_path: str = ""
+    reclaimable: bool = False
 
     def __post_init__(self) -> None:
         _integer("job_id", self.job_id, 1, MAX_JOB)
@@ -129,6 +131,10 @@ class Grant:
             )
         if self.job_class not in ((*get_args(JobClass),) if self.state == "active" else (None,)):
             raise GrantError(f"job_class {self.job_class!r} does not fit the state {self.state}")
+        if self.reclaimable is not False and not (
+            self.reclaimable is True and self.state == "active"
+        ):
+            raise GrantError(f"reclaimable {self.reclaimable!r} does not fit state {self.state}")
         if self.state == "refused" and not self.message:
             raise GrantError(
                 f"job {self.job_id} is refused without a message; the user must be told why"
@@ -137,8 +143,13 @@ class Grant:
             raise GrantError(f"the grant of job {self.job_id} is {self.state} but names no card")
 
     def to_json(self) -> str:
-        """One JSON object with the format's version; the inverse of `from_json`."""
+        """One JSON object with the format's version; the inverse of `from_json`.
+
+        `reclaimable` is there only where it is true: other grants stay what older versions read.
+        """
         body = asdict(self) | {"cards": [asdict(card) for card in self.cards]}
+        if not self.reclaimable:
+            del body["reclaimable"]
         return json.dumps({"version": VERSION, **body}, indent=1, ensure_ascii=True) + "\n"
 
     @classmethod
@@ -150,6 +161,7 @@ class Grant:
             raise GrantError("the grant is not JSON") from None
         if not isinstance(data, dict) or data.get("version") != VERSION:
             raise GrantError(f"the grant has not the version {VERSION} that this qgpu reads")
+        data = {"reclaimable": False, **data}
         body = _only(data, {field.name for field in fields(cls)} | {"version"}, "grant")
         del body["version"]
         cards = body.pop("cards")

@@ -57,14 +57,14 @@ def _prolog(config: Config, site: Site) -> Iterator[Difference]:
         why = "a step could start before its grant is made"
         yield _drop(flags, ("NoHold",), "the key without NoHold", why, "all", "fail")
     timeout = site.slurm.get("PrologEpilogTimeout")
-    seconds = config.hook.deadline.seconds
+    seconds = config.prolog_deadline.seconds
     if timeout and timeout.value.isdigit() and 0 < int(timeout.value) <= seconds:
         line = f"{timeout.key}={int(seconds) * 3}"
         why = (
-            f"Slurm would end the prolog, which waits up to {config.hook.deadline} for qgpud, and"
+            f"Slurm would end the prolog, which waits up to {config.prolog_deadline} for qgpud, and"
             " drain the node"
         )
-        needed = f"more than {config.hook.deadline}"
+        needed = f"more than {config.prolog_deadline}"
         yield replaced(timeout, timeout.key, line, needed, why, "reconfigure")
 
 

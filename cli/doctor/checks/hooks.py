@@ -112,10 +112,10 @@ def _run_dir(known: Known, script: str, line: list[str]) -> Check | None:
 def _timeout(known: Known) -> Check | None:
     """slurmd kills a Prolog that is slower than PrologEpilogTimeout, and drains the node."""
     told = setting(known, "PrologEpilogTimeout").partition(" ")[0]
-    deadline = known.need.hook.deadline.seconds
+    deadline = known.need.prolog_deadline.seconds
     if not told.isdigit() or not 0 < int(told) <= deadline:
         return None
-    text = f"PrologEpilogTimeout is {told} s, hook.deadline is {deadline:.0f} s"
+    text = f"PrologEpilogTimeout is {told} s, but a Prolog may wait {deadline:.0f} s for qgpud"
     return Check(
         "hooks", "fail", text, f"write PrologEpilogTimeout={int(deadline) + 20} in slurm.conf"
     )

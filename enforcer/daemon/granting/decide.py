@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from enforcer.nvml.port import CardInfo
 from gres.config.levels import CardPlan, plan_card
-from gres.config.site import Config, Node
+from gres.config.site import Config, JobClass, Node
 from gres.grant.hookenv import HookJob
 from gres.grant.identity import DeviceCard, IdentityError
 from gres.grant.store import Grant, GrantCard, GrantError, clip_message
@@ -88,7 +88,7 @@ def decide(
     too_big = _memory_fault(job, job.tag, node)
     if too_big:
         return refused(job, too_big, now_ns)
-    return _grant(job, job.tag, found, paths(), now_ns)
+    return _grant(job, job.tag, found, config, paths(), now_ns)
 
 
 class CardFaultError(RuntimeError):
@@ -175,7 +175,12 @@ def _granted_card(
 
 
 def _grant(
-    job: HookJob, tag: Tag, cards: tuple[GrantCard, ...], paths: Paths, now_ns: int
+    job: HookJob,
+    tag: Tag,
+    cards: tuple[GrantCard, ...],
+    config: Config,
+    paths: Paths,
+    now_ns: int,
 ) -> Decision:
     try:
         return Grant(
@@ -190,10 +195,16 @@ def _grant(
             run_dir=paths.run_dir,
             driver_path=paths.driver,
             shim_path=paths.shim,
+            reclaimable=reclaimable(tag.job_class, cards, config),
         )
     # a path too long or too many cards: for the administrator to repair
     except GrantError as error:
         return Broken(f"the grant of job {job.job_id} cannot be made: {error}")
+
+
+def reclaimable(job_class: JobClass | None, cards: Iterable[GrantCard], config: Config) -> bool:
+    """Whether memory of such a job may be taken back. Without gates it cannot be held."""
+    return config.reclaims(job_class) and all(card.governed for card in cards)
 
 
 def refused(job: HookJob | Grant, sentence: str, now_ns: int) -> Grant:
@@ -299,4 +310,5 @@ def _undated(grant: Grant) -> tuple[object, ...]:
         grant.run_dir,
         grant.driver_path,
         grant.shim_path,
+        grant.reclaimable,
     )

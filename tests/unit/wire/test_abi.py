@@ -47,6 +47,13 @@ def test_grant_says_how_managed_memory_is_charged() -> None:
         assert [page.cards[i].flags for i in range(2)] == [flags, flags]
 
 
+def test_grant_says_that_its_memory_may_be_taken_back() -> None:
+    taken = dataclasses.replace(ACTIVE, reclaimable=True)
+    page = abi.unpack_grant(abi.pack_grant(taken, managed="resident"))
+    flags = abi.GRANT_CARD_MANAGED_RESIDENT | abi.GRANT_CARD_RECLAIMABLE
+    assert [page.cards[i].flags for i in range(2)] == [flags, flags]
+
+
 def test_refused_grant_carries_its_sentence() -> None:
     refused = Grant(job_id=1, uid=1, gid=1, node="n", state="refused", message="no: because")
     page = abi.unpack_grant(abi.pack_grant(refused))
