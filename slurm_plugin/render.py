@@ -8,6 +8,7 @@ files without our fragments; what they set is left out of slurm.conf and cgroup.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,7 +19,7 @@ from gres.config.hostlist import expand
 from gres.config.site import Config, NodeGroup, for_node
 from gres.paths import PATHS
 from gres.request.messages import MESSAGES
-from gres.request.tables import SCHEMA, tables_of
+from gres.request.tables import SCHEMA, HostDefault, tables_of
 from gres.units import format_mib
 from gres.version import VERSION
 from slurm_plugin.site.conf import Conf
@@ -96,7 +97,9 @@ def _group(config: Config, group: NodeGroup, names: str, node: str) -> GresGroup
     counts: dict[str, int] = {
         name: settings.overcommit * group.count for name, settings in config.classes.items()
     }
-    mem = format_mib(config.models[group.model].usable * group.count)
+    # caps of reclaimable jobs come on top of the reserved ones
+    usable = config.models[group.model].usable * group.count
+    mem = format_mib(usable * (100 + config.max_reclaimable) // 100)
     files = None if group.files is None else for_node(group.files, node)
     cards = tuple(group.card_files(node))
     cores, links = tuple(group.cores or ()), tuple(group.links or ())
@@ -163,15 +166,27 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
+def host_default(text_of: Callable[[str], str]) -> HostDefault:
+    """What slurm.conf gives a job without --mem; `text_of` gives the text of a key."""
+    node, cpu = (text_of(key).partition(" ")[0] for key in ("DefMemPerNode", "DefMemPerCPU"))
+    if node.isdigit():
+        return HostDefault("node", int(node))
+    return HostDefault("cpu", int(cpu)) if cpu.isdigit() else HostDefault()
+
+
 def render(
     name: str,
     config: Config,
     *,
     slurm_site: Conf | None = None,
     cgroup_site: Conf | None = None,
+    memory: HostDefault | None = None,
     **extra: object,
 ) -> str:
-    """Text of the fragment `name` (one of NAMES). Raises RenderError for another name."""
+    """Text of the fragment `name` (one of NAMES). Raises RenderError for another name.
+
+    `memory`: what a job without --mem gets, where it is known otherwise than from `slurm_site`.
+    """
     if name not in NAMES:
         raise RenderError(f"there is no fragment '{name}'; write one of {', '.join(NAMES)}")
     version = config.slurm.version
@@ -182,7 +197,7 @@ def render(
         "settings": to_render(settings, slurm_site, version),
         "cgroup_settings": to_render(cgroup_settings(), cgroup_site, version),
         "groups": gres_groups(config),
-        "t": tables_of(config),
+        "t": tables_of(config, memory or (host_default(slurm_site.text) if slurm_site else None)),
         "schema": SCHEMA,
         "messages": MESSAGES,
         "etc_dir": ETC_DIR,

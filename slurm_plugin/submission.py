@@ -19,6 +19,7 @@ from gres.config.schema import JobClass
 from gres.config.site import Config
 from gres.grant.tag import Tag
 from gres.printable import printable
+from gres.request.tables import HostDefault
 from slurm_plugin.render import render
 
 # The modules beside this file: each host has them, of this release, even without qgpu-controller.
@@ -61,7 +62,8 @@ class Submission:
     """Fields of a job submission under Slurm's names; None if not given.
 
     `qgpu_mem` and `cards` are options of the SPANK plugin as written; `nodes` and the two numbers
-    of tasks are the job's shape. `extra` counts only if this Slurm has it (23.02), of `gres_flags`
+    of tasks are the job's shape, with `cpus_per_task`; `mem` (0: all of the node) and `mem_per_cpu`
+    are MiB of host memory. `extra` counts only if this Slurm has it (23.02), of `gres_flags`
     only enforce-binding.
     """
 
@@ -84,14 +86,29 @@ class Submission:
     nodes: int | None = None
     tasks: int | None = None
     tasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    mem: int | None = None
+    mem_per_cpu: int | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host memory of a job whose GPU memory may be taken back: MiB per node or CPU, before and
+    after.
+    """
+
+    per: Literal["node", "cpu"]
+    own: int
+    mib: int
 
 
 @dataclass(frozen=True)
 class Decision:
     """The result of an accepted submission; unchanged fields are None.
 
-    `shards` is what Slurm books on the card, `cards` the whole cards per node (0 for a share). The
-    last three are set if shares are requested per task (slurm.multi_card).
+    `shards` is what Slurm books on the card, `cards` the whole cards per node (0 for a share).
+    `host`: the memory request that grows. The last three are set if shares are requested per task
+    (slurm.multi_card).
     """
 
     gres: str | None = None
@@ -101,6 +118,7 @@ class Decision:
     model: str | None = None
     shards: int = 0
     cards: int = 0
+    host: Host | None = None
     tres_per_task: str | None = None
     tasks_per_node: int = 0
     tasks: int = 0
@@ -109,18 +127,23 @@ class Decision:
 class JobSubmit:
     """The modules in one Lua state, with the tables of one cluster. Raises LuaMissingError.
 
-    `runtime` is a LuaRuntime of another version, `directory` the modules' directory.
+    `runtime` is a LuaRuntime of another version, `directory` the modules' directory. `memory`: the
+    host memory of a job that asks for none.
     """
 
     def __init__(
-        self, config: Config, runtime: type[LuaRuntime] = LuaRuntime, directory: Path = LUA_DIR
+        self,
+        config: Config,
+        runtime: type[LuaRuntime] = LuaRuntime,
+        directory: Path = LUA_DIR,
+        memory: HostDefault | None = None,
     ) -> None:
         # Bytes in and out, as in slurmctld: Lua has no encodings. Lua gets no access to Python.
         self.lua = runtime(
             encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False
         )
         self.lua.execute(_SLURM)
-        self.tables = self.lua.execute(render("qgpu_tables.lua", config).encode())
+        self.tables = self.lua.execute(render("qgpu_tables.lua", config, memory=memory).encode())
         try:
             hooks = self.lua.eval(b"dofile")(str(directory / "qgpu_job_submit.lua").encode())(
                 self.tables, True
@@ -145,6 +168,7 @@ class JobSubmit:
             model=_text(answer[b"model"]),
             shards=int(answer[b"shards"] or 0),
             cards=int(answer[b"cards"] or 0),
+            host=_host(answer[b"host"]),
             **(_shape(record) if answer[b"per_task"] else {}),
         )
 
@@ -155,6 +179,10 @@ class JobSubmit:
             "min_nodes": job.nodes,
             "num_tasks": job.tasks,
             "ntasks_per_node": job.tasks_per_node,
+            "max_nodes": job.nodes,
+            "cpus_per_task": job.cpus_per_task,
+            "min_mem_per_node": job.mem,
+            "min_mem_per_cpu": job.mem_per_cpu,
         }
         values = {
             **{name: getattr(job, name) for name in _TEXTS},
@@ -186,8 +214,24 @@ def _tag(tag: Any) -> Tag | None:
     if job_class is None:
         return Tag(node=bool(tag[b"node"]))
     return Tag(
-        cast(JobClass, job_class), int(tag[b"share"]), int(tag[b"mem"]), int(tag[b"cards"] or 1)
+        cast(JobClass, job_class),
+        int(tag[b"share"]),
+        int(tag[b"mem"]),
+        int(tag[b"cards"] or 1),
+        host=_integer(tag[b"host"]),
+        cpus=_integer(tag[b"host_cpus"]),
     )
+
+
+def _host(host: Any) -> Host | None:
+    if host is None:
+        return None
+    per: Literal["node", "cpu"] = "cpu" if host[b"per"] == b"cpu" else "node"
+    return Host(per, int(host[b"own"]), int(host[b"mib"]))
+
+
+def _integer(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _raw(value: str | int | None) -> bytes | int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,12 +12,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from cli.setup.host import find_slurm_conf
 from gres.config.hostlist import expand
 from gres.config.sentences import shown
 from gres.config.site import Config, ConfigError, NodeGroup, load_config
+from gres.grant.tag import Tag
 from gres.paths import PATHS
-from gres.request.tables import tables_of
-from gres.units import MIB
+from gres.request.tables import HostDefault, tables_of
+from gres.units import MIB, UnitError, parse_mib
+from slurm_plugin.render import host_default
+from slurm_plugin.site.conf import parse
+from slurm_plugin.site.sources import Disk
 from slurm_plugin.submission import (
     Decision,
     Exclusive,
@@ -56,6 +62,8 @@ class Plan:
             "mem_bytes": tag.mem * MIB if tag and shared else None,
             "shards": self.decision.shards or None,
             "cards_per_node": tag.cards if tag and shared else None,
+            "reclaimable": tag.host is not None if tag and shared else None,
+            "host_memory": asdict(self.decision.host) if self.decision.host else None,
             "tres_per_task": self.decision.tres_per_task,
             "tasks_per_node": self.decision.tasks_per_node or None,
             "whole_cards": self.decision.cards or None,
@@ -74,12 +82,14 @@ def _fits(group: NodeGroup, decision: Decision, config: Config) -> bool:
     return mem <= config.models[group.model].usable
 
 
-def make_plan(job: Submission, config: Config) -> Plan:
+def make_plan(job: Submission, config: Config, memory: HostDefault | None = None) -> Plan:
     """Decide a submission and find its nodes. Raises RequestError with the sentence for the user,
     LuaMissingError.
+
+    `memory`: the host memory of a job that asks for none.
     """
     tables = tables_of(config)
-    decision = JobSubmit(config).decide(job)
+    decision = JobSubmit(config, memory=memory).decide(job)
     groups = [group for group in config.nodes if _fits(group, decision, config)]
     count = sum(len(expand(group.names)) for group in groups)
     gres = job.gres or "" if decision.gres is None else decision.gres
@@ -96,6 +106,21 @@ def make_plan(job: Submission, config: Config) -> Plan:
 
 def _cards(count: int) -> str:
     return "one card's" if count == 1 else f"each of {count} cards'"
+
+
+def _unbooked(tag: Tag) -> str:
+    return "" if tag.host is None else "; no memory, which may be taken back"
+
+
+def _host_rows(found: Decision, tag: Tag) -> list[tuple[str, str]]:
+    """Where the card's memory goes when it is taken back."""
+    if tag.host is None:
+        return []
+    if found.host is None:
+        return [("host memory", "all of the node, by --mem=0 or without a default in slurm.conf")]
+    host, what = found.host, "CPU" if found.host.per == "cpu" else "node"
+    text = f"{host.mib} MiB per {what} in place of {host.own}, as {tag.host} MiB more must fit"
+    return [("host memory", text)]
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
@@ -118,7 +143,8 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
                 f"{tag.mem} MiB ({tag.mem * MIB} bytes) of {'one' if tag.cards == 1 else 'each'}"
                 " card",
             ),
-            ("reserved", f"{plan.decision.shards} of the card's 100 shards"),
+            ("reserved", f"{plan.decision.shards} of the card's 100 shards{_unbooked(tag)}"),
+            *_host_rows(plan.decision, tag),
         ]
     names = ",".join(plan.nodes)
     nodes = (
@@ -159,6 +185,20 @@ def _check_length(option: str, value: str | None, example: str) -> None:
         )
 
 
+def _mib(option: str, value: str | None) -> int | None:
+    """MiB of an amount as sbatch takes it; a bare number counts MiB."""
+    try:
+        return None if value is None else parse_mib(value, up=True)
+    except UnitError as error:
+        raise click.UsageError(f"{option}: {error}") from None
+
+
+def _default_memory(config: Config) -> HostDefault:
+    """What slurm.conf of this host gives a job that asks for no memory, if there is one."""
+    path = find_slurm_conf("/", os.environ)
+    return host_default(parse(path, Disk(), config.slurm.version).text) if path else HostDefault()
+
+
 @click.command()
 @click.option(
     "--gres",
@@ -175,6 +215,11 @@ def _check_length(option: str, value: str | None, example: str) -> None:
 @click.option("-N", "--nodes", type=click.IntRange(1), default=None, help="Nodes of the job.")
 @click.option("-n", "--ntasks", type=click.IntRange(1), default=None, help="Tasks of the job.")
 @click.option("--ntasks-per-node", type=click.IntRange(1), default=None, help="Tasks on each node.")
+@click.option(
+    "-c", "--cpus-per-task", type=click.IntRange(1), default=None, help="CPUs of each task."
+)
+@click.option("--mem", default=None, help="Host memory of each node, as the option of sbatch.")
+@click.option("--mem-per-cpu", default=None, help="Host memory of each CPU.")
 @click.option("--qos", default=None, help="The job's QOS, which decides the class.")
 @click.option(
     "--partition", default=None, help="The job's partition; by default one that is managed."
@@ -200,6 +245,9 @@ def plan(
     nodes: int | None,
     ntasks: int | None,
     ntasks_per_node: int | None,
+    cpus_per_task: int | None,
+    mem: str | None,
+    mem_per_cpu: str | None,
     qos: str | None,
     partition: str | None,
     exclusive: Exclusive | None,
@@ -235,8 +283,11 @@ def plan(
             nodes=nodes,
             tasks=ntasks,
             tasks_per_node=ntasks_per_node,
+            cpus_per_task=cpus_per_task,
+            mem=_mib("--mem", mem),
+            mem_per_cpu=_mib("--mem-per-cpu", mem_per_cpu),
         )
-        found = make_plan(job, config)
+        found = make_plan(job, config, _default_memory(config))
     except RequestError as error:
         if as_json:
             click.echo(json.dumps({"accepted": False, "rule": error.key, "message": str(error)}))

@@ -156,7 +156,9 @@ def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
         raise _NativeError(
             f"Slurm allocated {mem} bytes of qgpu_mem to it, which is no number of MiB"
         )
-    return Tag(job_class, share, mem // MIB, cards)
+    # Slurm counts no host memory of ours. A false word here only lets the job's memory be taken.
+    host, cpus = (said.host, said.cpus) if said is not None else (None, None)
+    return Tag(job_class, share, mem // MIB, cards, host=host, cpus=cpus)
 
 
 def _promise(

@@ -136,4 +136,22 @@ MESSAGES: dict[str, str] = {
     ),
     "started": "job {job} has started: {what} of a job with cards cannot be changed any more;"
     " cancel it and submit it again, for example with --gres=qgpu:{example}.",
+    "host_high": (
+        "{token} is refused: its memory may be taken back to host memory, so {cap}M are added to"
+        " the job's own {own}M, and no such node has more than {limit}M; write at most"
+        " --mem={room}M, or less of the card, for example --gres=qgpu:{share},qgpu_mem:{low}M."
+    ),
+    "host_never": (
+        "{token} is refused: its {cap}M of memory may be taken back to host memory, and no such"
+        " node has more than {limit}M of that; ask for less qgpu_mem, for example"
+        " --gres=qgpu:{share},qgpu_mem:{low}M."
+    ),
+    "host_grows": (
+        "memory of this job on its card may be taken back to its host memory, so its request per"
+        " {what} grew from {own}M to {mib}M."
+    ),
+    "host_changed": (
+        "job {job} cannot be changed so: its memory request is not what qgpu wrote; cancel it and"
+        " submit it again, for example with --gres=qgpu:{example}."
+    ),
 }

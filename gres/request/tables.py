@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gres.config.schema import JobClass, TagField
 from gres.config.site import Config
@@ -14,12 +15,21 @@ SCHEMA = 1  # format of the rendered qgpu_tables.lua; qgpu.lua refuses another
 @dataclass(frozen=True)
 class ModelTable:
     """One model of card on some node: MiB that jobs can share and that a share must have at least,
-    and most cards per node.
+    most cards per node, and most MiB of host memory; None: qgpu.yaml does not say.
     """
 
     usable: int
     cards: int
     least: int
+    host: int | None = None
+
+
+@dataclass(frozen=True)
+class HostDefault:
+    """Host memory of a job without --mem by slurm.conf: MiB per node or CPU; 0: all of the node."""
+
+    per: Literal["node", "cpu"] = "node"
+    mib: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class Tables:
     # with multi_card each share has its number of tasks per node
     books_cores: bool = False
     multi_card: bool = False  # shares are requested per task, one task per card (qgpu_cards.lua)
+    reclaimable: dict[JobClass, bool] = field(default_factory=dict)
+    host_default: HostDefault = HostDefault()
 
     @property
     def smallest(self) -> int:
@@ -65,14 +77,23 @@ class Tables:
         return sorted(self.qos)
 
 
-def tables_of(config: Config) -> Tables:
-    """Tables of a configuration, without models that no node has."""
-    models: dict[str, ModelTable] = {}
-    for group in config.nodes:
-        known = models.get(group.model)
-        cards = max(group.count, known.cards if known else 0)
-        usable = config.models[group.model].usable
-        models[group.model] = ModelTable(usable, cards, config.least_mem(group.model))
+def _model_table(config: Config, model: str) -> ModelTable:
+    groups = [group for group in config.nodes if group.model == model]
+    sizes = [group.host_memory for group in groups]
+    known = [size for size in sizes if size is not None]
+    return ModelTable(
+        config.models[model].usable,
+        max(group.count for group in groups),
+        config.least_mem(model),
+        max(known) if len(known) == len(sizes) else None,
+    )
+
+
+def tables_of(config: Config, host_default: HostDefault | None = None) -> Tables:
+    """Tables of a configuration, without models that no node has. `host_default` matters only where
+    memory may be taken back.
+    """
+    models = {group.model: _model_table(config, group.model) for group in config.nodes}
     managed = config.managed_partitions
     return Tables(
         tag_field=config.tag_field,
@@ -88,4 +109,6 @@ def tables_of(config: Config) -> Tables:
         assoc_qos=config.slurm.version >= "24.11",
         books_cores=config.slurm.version >= "24.11" and not config.slurm.multi_card,
         multi_card=config.slurm.multi_card,
+        reclaimable={name: config.reclaims(name) for name in config.classes},
+        host_default=(host_default if config.reclaiming else None) or HostDefault(),
     )

@@ -47,16 +47,19 @@ local function common_words(t)
     }
 end
 
-local function refuse(t, key, token, words)
+function M.sentence(t, key, token, words)
     local all = common_words(t)
     all.token = shown(token)
     for name, word in pairs(words or {}) do
         all[name] = type(word) == "number" and int(word) or text.printable(word)
     end
-    local sentence = t.messages[key]:gsub("{([a-z_]+)}", function(name)
+    return (t.messages[key]:gsub("{([a-z_]+)}", function(name)
         return all[name] or error("qgpu: the sentence " .. key .. " needs the word " .. name)
-    end)
-    error({ qgpu = true, key = key, text = sentence }, 0)
+    end))
+end
+
+local function refuse(t, key, token, words)
+    error({ qgpu = true, key = key, text = M.sentence(t, key, token, words) }, 0)
 end
 M.refuse = refuse
 
@@ -243,12 +246,13 @@ function M.job_class(qos, token, t)
 end
 
 -- MiB of a share by default, and the shards that Slurm books. Rounding books more, never less.
+-- Reclaimable memory books nothing, but a job without a shard would get no card.
 function M.default_mem(share, usable)
     return math.floor(share * usable / 100)
 end
 
-function M.shards(share, mem, usable, compute)
-    local by_mem = math.ceil(100 * mem / usable)
+function M.shards(share, mem, usable, compute, reclaimable)
+    local by_mem = reclaimable and 1 or math.ceil(100 * mem / usable)
     return compute and math.max(share, by_mem) or by_mem
 end
 
@@ -310,7 +314,8 @@ local function decide_share(job, entries, share, t)
             refuse(t, "mem_default_low", token, { mem = mem, low = low })
         end
     end
-    local shards = M.shards(share.percent, mem, usable, t.compute[class])
+    local reclaimable = t.reclaimable and t.reclaimable[class]
+    local shards = M.shards(share.percent, mem, usable, t.compute[class], reclaimable)
     local own = {
         "qgpu:" .. class .. ":" .. int(share.percent),
         typed("shard", share.model, shards),

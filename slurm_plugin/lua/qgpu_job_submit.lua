@@ -13,6 +13,7 @@ local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local q = dofile(here .. "/qgpu.lua")
 local options = dofile(here .. "/qgpu_options.lua")
 local cards = dofile(here .. "/qgpu_cards.lua")
+local host = dofile(here .. "/qgpu_host.lua")
 local bounds = dofile(here .. "/qgpu_bounds.lua")
 
 local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",
@@ -110,17 +111,25 @@ local function read_submission(job_desc, part_list, t)
     return job, said
 end
 
-local function write(job_desc, decision)
+-- The message is an argument: log_user formats its first one, and a user's text may hold a '%'.
+local function tell(text)
+    slurm.log_user("%s", "qgpu: " .. text)
+end
+
+local function write(job_desc, decision, t)
     for _, name in ipairs({ "gres", "comment", "extra", "qos" }) do
         if decision[name] ~= nil then
             job_desc[name] = decision[name]
         end
     end
+    local text = host.write(job_desc, decision, q, t)
+    if text then
+        tell(text)
+    end
 end
 
--- The message is an argument: log_user formats its first one, and a user's text may hold a '%'.
 local function refused(refusal)
-    slurm.log_user("%s", "qgpu: " .. refusal.text)
+    tell(refusal.text)
     return slurm.ESLURM_INVALID_GRES or ESLURM_INVALID_GRES
 end
 
@@ -145,6 +154,10 @@ local function judge(t, job_desc, part_list)
     if refusal then
         return nil, refusal
     end
+    found, refusal = q.guarded(host.add, job_desc, part_list, decision, q, t)
+    if refusal then
+        return nil, refusal
+    end
     -- The class came from this QOS: so the job has it, or Slurm refuses it to this user.
     if decision.tag and decision.tag.class and job_desc.qos == nil then
         decision.qos = job.qos
@@ -157,7 +170,7 @@ local function submit(t, job_desc, part_list)
     if not decision then
         return refused(refusal)
     end
-    write(job_desc, decision)
+    write(job_desc, decision, t)
     return slurm.SUCCESS
 end
 
@@ -190,6 +203,7 @@ local function current(job_rec, t)
     job.request, job.tag = q.read_back(job.gres)
     if job.tag then
         job.tag = cards.of_each(job.tag, job[t.tag_field])
+        job.tag.host, job.tag.host_cpus = host.of_tag(job[t.tag_field])
         return job
     end
     if not q.managed(job.partition, t) then
@@ -277,6 +291,17 @@ local function refuse_other_kind(job_rec, now, tag, t)
     end
 end
 
+-- Another memory, or number of CPUs, of a waiting share that stays as it is.
+local function resize(job_desc, job_rec, now, t)
+    if not now.tag.host then
+        return -- it was submitted before its memory could be taken back
+    end
+    local decision = { tag = now.tag, comment = job_desc.comment, extra = extra_of(job_desc, t) }
+    decision[t.tag_field] = first_given(decision[t.tag_field], now[t.tag_field])
+    host.change(job_desc, job_rec, now.tag, decision, q, t)
+    write(job_desc, decision, t)
+end
+
 local function modified(job_desc, job_rec, t)
     bounds.check_texts(job_desc, q, t)
     local now = current(job_rec, t)
@@ -294,6 +319,9 @@ local function modified(job_desc, job_rec, t)
         or now.alone and shares_node(job_desc)
         or job_desc.shared == JOB_SHARED_NONE
     if not asks_gres(job_desc) and not moved then
+        if host.concerns(job_desc, now.tag) then
+            resize(job_desc, job_rec, now, t)
+        end
         return retag(job_desc, now.tag, t)
     end
     cards.check_update(job_rec, q, t)
@@ -305,7 +333,8 @@ local function modified(job_desc, job_rec, t)
     if now.tag and not decision.tag and decision[t.tag_field] == nil then
         decision[t.tag_field] = "" -- the job has no cards any more, so no tag
     end
-    write(job_desc, decision)
+    host.change(job_desc, job_rec, now.tag, decision, q, t)
+    write(job_desc, decision, t)
     return true
 end
 

@@ -81,6 +81,8 @@ function M.tag_text(tag)
     return "qgpu/1 class=" .. tag.class .. " share=" .. M.int(tag.share)
         .. " mem=" .. M.int(tag.mem)
         .. (tag.cards and " cards=" .. M.int(tag.cards) or "")
+        .. (tag.host and " host=" .. M.int(tag.host) or "")
+        .. (tag.host_cpus and "/" .. M.int(tag.host_cpus) or "")
 end
 
 -- ---- entries of a TRES string ------------------------------------------------------------------

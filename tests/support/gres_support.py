@@ -50,6 +50,7 @@ class Outcome:
     tres_per_task: str | None = None
     tasks_per_node: int = 0
     tasks: int = 0
+    host: str | None = None
 
 
 def runtime(version: str) -> Any:
@@ -77,6 +78,7 @@ def outcome(job: Submission, name: str, version: str = "lua54", **slurm: Any) ->
         tres_per_task=found.tres_per_task,
         tasks_per_node=found.tasks_per_node,
         tasks=found.tasks,
+        host=f"{found.host.mib} per {found.host.per}" if found.host else None,
     )
 
 

@@ -11,7 +11,7 @@ from cli.doctor.checks.site import Kind
 from cli.doctor.files import setting
 from cli.doctor.known import Known, words
 from cli.doctor.result import Check
-from slurm_plugin.render import render
+from slurm_plugin.render import host_default, render
 
 _COMMENT = re.compile(r"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
 _DOFILE = re.compile(r'dofile\s*\(\s*(?:"([^"\n]*)"|(here))(?:\s*\.\.\s*"([^"\n]*)")?\s*\)')
@@ -104,11 +104,17 @@ def tables(known: Known) -> Check:
         return Check(
             "tables", "fail", f"{path} cannot be read: every share is refused", "run: qgpu setup"
         )
-    if code_of(path, text_) != code_of(path, render("qgpu_tables.lua", known.need)):
-        return Check(
-            "tables", "fail", f"{path} is not what this qgpu.yaml renders", "run: qgpu setup"
-        )
+    if code_of(path, text_) != code_of(path, rendered(known)):
+        beside = " beside DefMemPerNode and DefMemPerCPU" if known.need.reclaiming else ""
+        text = f"{path} is not what this qgpu.yaml renders{beside}"
+        return Check("tables", "fail", text, "run: qgpu setup")
     return _read_since(known, found) or Check("tables", "ok", f"{path} is what qgpu.yaml renders")
+
+
+def rendered(known: Known) -> str:
+    """The tables of this qgpu.yaml, with the host memory that slurmctld gives by default."""
+    memory = host_default(lambda key: setting(known, key))
+    return render("qgpu_tables.lua", known.need, memory=memory)
 
 
 def code_of(name: str, text: str) -> str:

@@ -195,7 +195,7 @@ def _grant(
             run_dir=paths.run_dir,
             driver_path=paths.driver,
             shim_path=paths.shim,
-            reclaimable=reclaimable(tag.job_class, cards, config),
+            reclaimable=tag.host is not None and reclaimable(tag.job_class, cards, config),
         )
     # a path too long or too many cards: for the administrator to repair
     except GrantError as error:
@@ -203,7 +203,9 @@ def _grant(
 
 
 def reclaimable(job_class: JobClass | None, cards: Iterable[GrantCard], config: Config) -> bool:
-    """Whether memory of such a job may be taken back. Without gates it cannot be held."""
+    """Whether memory of a job of the class may be taken back: not without gates, by which it is
+    held.
+    """
     return config.reclaims(job_class) and all(card.governed for card in cards)
 
 

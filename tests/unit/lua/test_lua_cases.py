@@ -35,7 +35,7 @@ def check(found: Outcome, body: dict[str, Any]) -> None:
     if "rule" in body:
         assert (found.key, body["says"] in (found.text or "")) == (body["rule"], True), found
         return
-    want = Outcome(**{key: body.get(key) for key in ("gres", "tag", "comment", "extra")})
+    want = Outcome(**{key: body.get(key) for key in ("gres", "tag", "comment", "extra", "host")})
     assert found == want
 
 
@@ -48,8 +48,8 @@ def test_lua_decides_as_the_table_says(case: Case, version: str) -> None:
 def test_the_table_is_large_and_reaches_every_sentence() -> None:
     assert len(ALL) >= 120
     refused = {body["rule"] for _, body in ALL if "rule" in body}
-    # long texts (test_lua_bounds.py), the modify hook and several cards (test_lua_cards.py) have
-    # tests of their own
+    # long texts (test_lua_bounds.py), the modify hook, several cards (test_lua_cards.py) and host
+    # memory (test_lua_host.py) have tests of their own
     others = {
         "field_long",
         "spank_long",
@@ -64,6 +64,8 @@ def test_the_table_is_large_and_reaches_every_sentence() -> None:
         "cards_srun",
         "cards_tasks",
         "cards_whole",
+        "host_grows",
+        "host_changed",
     }
     assert refused == set(MESSAGES) - others
 

@@ -28,11 +28,10 @@ os.getenv = function(name) return os_env[name] end
 function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
 for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_job "
-    .. "tres_per_task tres_per_socket tres_per_node "
-    .. "cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
-    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind "
-    .. "gpu-freq exclusive tres-per-task "
-    .. "spank_job_env spank_job_env_size "
+    .. "tres_per_task tres_per_socket tres_per_node cpus_per_tres mem_per_tres tres_bind "
+    .. "tres_freq job_state job_id type jobid gpus gpus-per-node gpus-per-socket gpus-per-task "
+    .. "cpus-per-gpu gpu-bind gpu-freq exclusive tres-per-task spank_job_env spank_job_env_size "
+    .. "min_mem_per_node min_mem_per_cpu max_nodes min_cpus pn_min_cpus cpus_per_task "
     .. "environment min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
     KNOWN[name] = true
 end
@@ -45,7 +44,8 @@ function record(values, has_extra)
             return values[name]
         end,
         __newindex = function(_, name, value)
-            local count = ({ num_tasks = 1, ntasks_per_node = 1, bitflags = 1 })[name]
+            local count = name:find("^min_mem") or name:find("tasks") and name ~= "tres_per_task"
+                or name == "bitflags"
             assert(type(value) == (count and "number" or "string"), "of another type: " .. name)
             written[name] = value
         end,
@@ -79,14 +79,14 @@ class Slurm:
 
     def submit(
         self, parts: dict[str, Any] | None = None, **fields: Any
-    ) -> tuple[int, dict[str, str], str]:
+    ) -> tuple[int, dict[str, Any], str]:
         """Return code, fields written, and what the user was told."""
         job, written = self._record(fields)
         rows = {name: self.lua.table_from(row) for name, row in (parts or {}).items()}
         code = self.lua.globals()["slurm_job_submit"](job, self.lua.table_from(rows), 1000)
         return code, dict(written), self._said()
 
-    def modify(self, job: dict[str, Any], **fields: Any) -> tuple[int, dict[str, str], str]:
+    def modify(self, job: dict[str, Any], **fields: Any) -> tuple[int, dict[str, Any], str]:
         """The same for `scontrol update` of a job."""
         desc, written = self._record(fields)
         rec, untouched = self._record(job)
