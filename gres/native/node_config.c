@@ -10,9 +10,10 @@
 
 #define MIB (UINT64_C(1) << 20)
 /* Bytes of memory per card. A count outside this range is in another unit: 64 MiB are less than any
- * job may ask for, 16 TiB more than any card has. Chosen, not measured. */
+ * job may ask for, 64 TiB more than any card has, a hundred times over (max_reclaimable of
+ * qgpu.yaml). Chosen, not measured. */
 #define MEM_LEAST (64 * MIB)
-#define MEM_MOST  (UINT64_C(16) << 40)
+#define MEM_MOST  (UINT64_C(64) << 40)
 /* Percent per card and class: as much as classes.CLASS.overcommit of qgpu.yaml allows. */
 #define SHARE_MOST UINT64_C(100000)
 

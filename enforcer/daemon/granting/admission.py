@@ -67,11 +67,12 @@ def log_grant(grant: Grant, standing: Collection[Grant]) -> None:
 
 
 def _warn_if_overcommitted(grant: Grant, standing: Collection[Grant]) -> None:
-    """Log a card on which `qgpu run` and jobs exceed the memory: Slurm
-    does not count `qgpu run`.
+    """Log a card on which `qgpu run` and jobs that reserve exceed the memory: Slurm does not count
+    `qgpu run`.
     """
-    for card in grant.cards:
-        others = [(g.job_id, c.mem_cap) for g in standing for c in g.cards if c.uuid == card.uuid]
+    reserving = [other for other in standing if not other.reclaimable]
+    for card in () if grant.reclaimable else grant.cards:
+        others = [(g.job_id, c.mem_cap) for g in reserving for c in g.cards if c.uuid == card.uuid]
         runs = [job_id for job_id, _ in others if is_run(job_id)]
         if runs and sum(cap for _, cap in others) > card.mem_total:
             emit(logging.WARNING, "card-crowded", job=grant.job_id, card=card.uuid, runs=len(runs))

@@ -245,13 +245,17 @@ def taken(grant: Grant, others: Iterable[Grant], doubtful: Collection[int] = ())
 
 
 def overbooked(grant: Grant, others: Iterable[Grant], doubtful: Collection[int] = ()) -> str:
-    """The refusal if caps exceed a card's memory, as a sentence for the user; else empty.
+    """The refusal if caps of jobs that reserve exceed a card's memory, as a sentence for the user;
+    else empty.
 
-    Slurm's shards keep the sum of caps within the card, except for a job that bypassed job_submit.
-    Memory promised to others must stay theirs then. A cap of the whole card (isolation `none`) does
-    not count.
+    Slurm's shards keep the sum of these caps within the card, except for a job that bypassed
+    job_submit. Memory promised to others must stay theirs then. A cap of the whole card (isolation
+    `none`) does not count, nor does a reclaimable one (granting/reclaimable.py).
     """
-    found = [(o.job_id, held) for o in others if o.job_id != grant.job_id for held in o.cards]
+    if grant.reclaimable:
+        return ""
+    reserving = [o for o in others if o.job_id != grant.job_id and not o.reclaimable]
+    found = [(o.job_id, held) for o in reserving for held in o.cards]
     standing = [(job, held) for job, held in found if held.mem_cap < held.mem_total]
     for card in grant.cards:
         beside = {job: held.mem_cap for job, held in standing if held.uuid == card.uuid}

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import cast
 
+from enforcer.daemon.granting.decide import reclaimable
 from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.requests.runs import is_run
@@ -46,8 +47,10 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
     if not force:
         _check_booked(service, old, _booked_class(service, old), job_class)
     plans = {card.uuid: service.plan(card.index, card.uuid) for card in old.cards}
-    cards = (replace(card, governed=plans[card.uuid].governed(job_class)) for card in old.cards)
-    new = replace(old, job_class=job_class, cards=tuple(cards))
+    cards = tuple(replace(c, governed=plans[c.uuid].governed(job_class)) for c in old.cards)
+    # Host memory for it was booked at submission or never.
+    taken = old.reclaimable and reclaimable(job_class, cards, service.config)
+    new = replace(old, job_class=job_class, cards=cards, reclaimable=taken)
     try:
         blob = pack_grant(new, service.node.injection, service.node.managed)
         service.store.write(new)
@@ -70,15 +73,17 @@ def _booked_class(service: NodeService, grant: Grant) -> JobClass:
 
 
 def _check_booked(service: NodeService, grant: Grant, old: JobClass, new: JobClass) -> None:
-    """Check that Slurm booked the share that a class with reserved compute promises."""
+    """Check that Slurm booked what the class promises: its compute, and memory that is reserved."""
     if is_run(grant.job_id):
         return
-    classes = service.config.classes
+    config = service.config
+    stays = grant.reclaimable and config.reclaims(new)
     for card in grant.cards:
         usable = service.node.cards[card.index].usable
+        mem = -(-card.mem_cap // MIB)
         needs, has = (
-            shards(card.share, -(-card.mem_cap // MIB), usable, "compute" in classes[name].reserves)
-            for name in (new, old)
+            shards(card.share, mem, usable, "compute" in config.classes[name].reserves, free)
+            for name, free in ((new, stays), (old, grant.reclaimable))
         )
         if needs > has:
             raise ReclassError(

@@ -78,7 +78,8 @@ Governed = Callable[[Offer, JobClass], bool]  # whether gate and cap hold for a 
 def room(offer: Offer, grants: Iterable[Grant], config: Config, governed: Governed) -> Room:
     """What the grants on a card leave: MiB of memory, and percent for classes that reserve compute.
 
-    A grant without isolation books no memory, as its cap is the card's.
+    A grant without isolation books no memory, as its cap is the card's. Nor does a reclaimable one,
+    which leaves the card when a run needs its memory.
     """
     mem, share, whole, count = offer.usable, 100, False, 0
     for grant in grants:
@@ -87,7 +88,7 @@ def room(offer: Offer, grants: Iterable[Grant], config: Config, governed: Govern
                 continue
             count += 1
             whole = whole or grant.state == "whole"
-            if card.governed:
+            if card.governed and not grant.reclaimable:
                 mem -= -(-card.mem_cap // MIB)
             if (
                 grant.job_class is not None
