@@ -53,6 +53,14 @@ MIRRORS = (
             "qg_grant": "GrantPage",
             "qg_grant_card": "GrantCardPage",
             "qg_proc": "ProcSlot",
+        },
+    ),
+    Mirror(
+        header="enforcer/native/abi/qgpu_messages.h",
+        module="enforcer/wire/message_layout.py",
+        constants="QG_",
+        structures="qg_",
+        names={
             "qg_ctl_hwtenant": "CtlHwTenant",
             "qg_ctl_hwcard": "CtlHwCard",
             "qg_groups.groups": "GroupEntry",

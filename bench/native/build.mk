@@ -18,6 +18,6 @@ BENCH_SRC := $(BENCH_NATIVE)/launch_bench.c $(BENCH_NATIVE)/mini_arbiter.c \
              enforcer/native/common/qg_msg.c enforcer/native/common/qg_seal.c
 $(BUILD)/test/launch-bench: $(BENCH_SRC) \
     $(wildcard $(BENCH_NATIVE)/*.h enforcer/native/common/*.h) bench/noise/calibrate.h \
-    enforcer/native/abi/qgpu_abi.h enforcer/native/arbiter/policy/policy.h
+    $(wildcard enforcer/native/abi/*.h) enforcer/native/arbiter/policy/policy.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BENCH_CFLAGS) $(QG_LDFLAGS) -o $@ $(BENCH_SRC) -ldl

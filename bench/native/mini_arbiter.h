@@ -2,7 +2,7 @@
 #ifndef QG_MINI_ARBITER_H
 #define QG_MINI_ARBITER_H
 
-#include "qgpu_abi.h"
+#include "qgpu_messages.h"
 
 /* Writes a grant of one card (the stub's first) into a sealed memfd; needs root. Descriptor or -1.
  */

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from enforcer.reporting.state import CardState, NodeState, TenantState, write
-from enforcer.wire.layout import CLOSE_BUCKETS
+from enforcer.wire.message_layout import CLOSE_BUCKETS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SCRAPES = 16  # at a time: each takes a thread

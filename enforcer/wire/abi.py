@@ -1,8 +1,8 @@
-"""The native ABI (enforcer/native/abi/qgpu_abi.h) as seen from Python.
+"""The native ABI (enforcer/native/abi) as seen from Python.
 
-The structures themselves are in enforcer/wire/layout.py, which is generated from the header, and
-are offered again here. On top stand `pack_grant` and `unpack_grant` for the content of
-``run_dir/grants/JOBID.grant``, and what the arbiter's socket needs.
+The structures themselves are in layout.py and message_layout.py beside this module, which are
+generated from the headers, and are offered again here. On top stand `pack_grant` and `unpack_grant`
+for the content of ``run_dir/grants/JOBID.grant``, and what the arbiter's socket needs.
 
 Nothing here does I/O. Memory is in bytes, times in nanoseconds unless a name says otherwise. What
 does not fit into its field is an `AbiError` with a sentence: a truncated path would be a wrong
@@ -35,8 +35,9 @@ from enforcer.wire.layout import (
     UUID_LEN,
     GrantCardPage,
     GrantPage,
-    MsgHead,
 )
+from enforcer.wire.message_layout import *  # noqa: F403
+from enforcer.wire.message_layout import MsgHead
 from gres.config.schema import Managed
 from gres.config.site import Injection
 from gres.grant.store import Grant, GrantCard

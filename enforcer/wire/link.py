@@ -23,9 +23,16 @@ from enforcer.wire.messages import CardSettings as CardSettings
 from enforcer.wire.messages import HardwareCard as HardwareCard
 from enforcer.wire.messages import HardwareSettings as HardwareSettings
 from enforcer.wire.messages import HardwareTenant as HardwareTenant
+from enforcer.wire.messages import MemoryAction as MemoryAction
 from enforcer.wire.messages import ProcessStats as ProcessStats
 from enforcer.wire.messages import TenantStats as TenantStats
-from enforcer.wire.messages import card_message, grant_messages, hardware_message
+from enforcer.wire.messages import Want as Want
+from enforcer.wire.messages import (
+    card_message,
+    grant_messages,
+    hardware_message,
+    memory_message,
+)
 from gres.grant.store import Grant
 
 T = TypeVar("T")
@@ -158,12 +165,14 @@ class ArbiterLink:
                 raise ArbiterError(f"the arbiter refused: {why}", error.errno) from None
             raise
 
-    def grant(self, grant: Grant, contexts: Mapping[str, int] = _NO_COSTS) -> None:
+    def grant(
+        self, grant: Grant, contexts: Mapping[str, int] = _NO_COSTS, held: bool = False
+    ) -> None:
         """Send a grant, one command per card; nothing if it is not active.
 
-        `contexts` is bytes of a context by card.
+        `contexts` is bytes of a context by card. `held`: its gates are closed for its memory.
         """
-        for message in grant_messages(grant, contexts):
+        for message in grant_messages(grant, contexts, held):
             self._command(message, f"the grant of job {grant.job_id}")
 
     def revoke(self, job_id: int) -> None:
@@ -229,6 +238,20 @@ class ArbiterLink:
         message.bytes = abi.bounded(size, 0, 2**64 - 1, "overhead")
         message.mem_context = abi.bounded(context, 0, 2**64 - 1, "context")
         self._command(message, f"the overhead of job {job_id}")
+
+    def watch(self) -> socket.socket:
+        """Turn this connection into one on which the arbiter reports; the link is of no more
+        use.
+        """
+        self._command(abi.head(abi.CTL_WATCH, abi.MsgHead), "to watch processes")
+        assert self._sock is not None
+        sock, self._sock = self._sock, None
+        return sock
+
+    def memory(self, job_id: int, uuid: str, action: MemoryAction) -> None:
+        """Say what allocations do that the driver refused. `job_id` 0: of all jobs of the card."""
+        what = f"{action.name} for the memory of card {uuid}"
+        self._command(memory_message(job_id, uuid, action), what)
 
     def _list(self, ask: int, *kinds: int) -> list[bytes]:
         """Ask for a list of messages of these kinds; the raw messages of it."""
@@ -319,57 +342,3 @@ class ArbiterLink:
     def _gone(self, why: str) -> ArbiterGone:
         self.close()
         return ArbiterGone(f"the arbiter at {self.path}: {why}")
-
-
-class DeathWatch:
-    """A separate connection on which the arbiter reports the end of registered processes.
-
-    Memory of a dead process stays charged until `ArbiterLink.gone`, or for a minute after the last
-    `ArbiterLink.listed`. Deaths not ended by `gone` are reported again to a new watch.
-    """
-
-    def __init__(self, run_dir: str | Path, timeout: float = 2.0) -> None:
-        """Connect and begin to watch. Raises ArbiterGone when there is no arbiter."""
-        link = ArbiterLink(run_dir, timeout)
-        link._command(abi.head(abi.CTL_WATCH, abi.MsgHead), "to watch processes")
-        assert link._sock is not None
-        self._sock = link._sock
-        self._sock.setblocking(False)
-
-    def __enter__(self) -> DeathWatch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def fileno(self) -> int:
-        """Descriptor that becomes readable when a process ended, or the arbiter did."""
-        return self._sock.fileno()
-
-    def died(self) -> list[ProcessStats]:
-        """Processes that ended since the last call; never waits. Raises ArbiterGone when the
-        connection ended.
-        """
-        found: list[ProcessStats] = []
-        while True:
-            try:
-                data = self._sock.recv(4096)
-            except BlockingIOError:
-                return found
-            except OSError as error:
-                raise ArbiterGone(f"the watch of processes: {error.strerror or error}") from error
-            if data:
-                found.append(arbiter_wire.process(data))
-            elif found:
-                return found  # the next call reports the end
-            else:
-                raise ArbiterGone("the watch of processes: the arbiter closed the connection")
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._sock.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,6 +86,24 @@ class ProcessStats:
     mem_pending: int
     mem_contexts: int = 0
     contexts: int = 0
+
+
+class Want(NamedTuple):
+    """Bytes that allocations of one process wait for, which the driver refused; 0: none waits."""
+
+    job_id: int
+    uuid: str
+    pid: int
+    wanted: int
+
+
+class MemoryAction(enum.IntEnum):
+    """What allocations do that the driver refused, from now on (WAIT, NOWAIT) or once."""
+
+    WAIT = abi.MEMORY_WAIT
+    NOWAIT = abi.MEMORY_NOWAIT
+    RETRY = abi.MEMORY_RETRY
+    FINAL = abi.MEMORY_FINAL
 
 
 @dataclass(frozen=True)
@@ -180,11 +199,11 @@ def card_message(card: CardSettings) -> abi.CtlCard:
 
 
 def grant_messages(
-    grant: Grant, contexts: Mapping[str, int] = MappingProxyType({})
+    grant: Grant, contexts: Mapping[str, int] = MappingProxyType({}), held: bool = False
 ) -> list[abi.CtlGrant]:
     """One QG_CTL_GRANT per card of an active grant; none for refused and whole-card jobs.
 
-    `contexts` is bytes of a context by card.
+    `contexts` is bytes of a context by card. `held`: its gates are closed for its memory.
     """
     if grant.state != "active" or grant.job_class is None:
         return []
@@ -199,6 +218,7 @@ def grant_messages(
         msg.mem_cap = card.mem_cap
         msg.mem_context = abi.bounded(contexts.get(card.uuid, 0), 0, 2**64 - 1, "context")
         msg.flags = 0 if card.governed else abi.GRANT_UNGOVERNED
+        msg.flags |= abi.GRANT_HELD if held else 0
         messages.append(msg)
     return messages
 
@@ -287,6 +307,20 @@ def process(data: bytes) -> ProcessStats:
         abi.parse(abi.CtlProcess, data, "process message")  # says what is wrong with it
     job_id, uuid, pid, uid, used, pending, reserved, contexts, _ = _PROCESS.unpack(data)[4:]
     return ProcessStats(job_id, _text(uuid), pid, uid, used, pending, reserved, contexts)
+
+
+def memory_message(job_id: int, uuid: str, action: MemoryAction) -> abi.CtlMemory:
+    """QG_CTL_MEMORY. Raises AbiError when the UUID does not fit."""
+    msg = abi.CtlMemory(head=abi.head(abi.CTL_MEMORY, abi.CtlMemory), job_id=job_id)
+    msg.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
+    msg.action = action
+    return msg
+
+
+def want(data: bytes) -> Want:
+    """A QG_CTL_WANT."""
+    found = process(data)
+    return Want(found.job_id, found.uuid, found.pid, found.mem_used)
 
 
 def hardware_card(data: bytes) -> HardwareCard:

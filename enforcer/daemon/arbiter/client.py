@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareReport, HardwareUse
 from enforcer.daemon.arbiter.port import (
@@ -18,10 +19,12 @@ from enforcer.daemon.log import emit
 from enforcer.ledger.store import Sample
 from enforcer.wire import link
 from enforcer.wire.abi import AbiError
+from enforcer.wire.watch import DeathWatch
 from gres.config.levels import CardPlan
 from gres.config.site import Config
 from gres.grant.store import Grant
 
+T = TypeVar("T")
 OF_JOB = (errno.ENOSPC, errno.EEXIST)  # refusals of a grant that say nothing about the node
 TIMEOUT_S = 1.0  # seconds: the arbiter answers within microseconds, so a slower one is stuck
 
@@ -135,11 +138,14 @@ class SocketArbiter:
 
     def __init__(self, run_dir: str, config: Config) -> None:
         self._link = link.ArbiterLink(run_dir, TIMEOUT_S, again=False)
-        self._watch: link.DeathWatch | None = None
+        self._watch: DeathWatch | None = None
         self._run_dir = run_dir
         self._config = config
         self._cost: Callable[[int, str], int] = lambda job_id, uuid: 0
         self._tenants: dict[int, tuple[link.TenantStats, int, Tenant]] = {}
+        self._grants: dict[int, Grant] = {}  # as last sent, to send them again held or not
+        self._held: set[int] = set()
+        self._waits: dict[tuple[int, str], link.MemoryAction] = {}
 
     def connect(
         self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]
@@ -148,10 +154,11 @@ class SocketArbiter:
         refused: dict[int, ArbiterRefusedError] = {}
         cards_refused: list[str] = []
         self.close()
+        self._grants.clear()
         try:
             boot_id = self._link.hello()
             # before the first grant: memory of processes that die unwatched would be free at once
-            self._watch = link.DeathWatch(self._run_dir, TIMEOUT_S)
+            self._watch = DeathWatch(self._run_dir, TIMEOUT_S)
             plans = cards()
             for uuid, plan in plans.items():
                 try:
@@ -163,6 +170,8 @@ class SocketArbiter:
                     self.grant(grant)
                 except ArbiterRefusedError as error:
                     refused[grant.job_id] = error
+            for (job_id, uuid), action in sorted(self._waits.items()):  # first those of all jobs
+                self.memory(job_id, uuid, action)
             self._link.synced()
         except (link.ArbiterGone, link.ArbiterError, AbiError) as error:
             self.close()
@@ -209,7 +218,8 @@ class SocketArbiter:
         """Add or update one grant."""
         try:
             costs = {card.uuid: self._cost(grant.job_id, card.uuid) for card in grant.cards}
-            self._link.grant(grant, costs)
+            self._link.grant(grant, costs, grant.job_id in self._held)
+            self._grants[grant.job_id] = grant
         except link.ArbiterGone as error:
             raise ArbiterError(str(error)) from None
         except link.ArbiterError as error:
@@ -219,6 +229,9 @@ class SocketArbiter:
 
     def revoke(self, job_id: int) -> None:
         """The job ended."""
+        self._grants.pop(job_id, None)
+        self._held.discard(job_id)
+        self._waits = {key: action for key, action in self._waits.items() if key[0] != job_id}
         try:
             self._link.revoke(job_id)
         except (link.ArbiterGone, link.ArbiterError) as error:
@@ -266,6 +279,18 @@ class SocketArbiter:
         """The driver still lists a dead process."""
         self._tell(lambda: self._link.listed(dead.job_id, dead.uuid, dead.pid))
 
+    def hold(self, job_id: int, held: bool) -> None:
+        """Close the gates of a job for its memory, or end that, by its grant."""
+        (self._held.add if held else self._held.discard)(job_id)
+        if job_id in self._grants:
+            self.grant(self._grants[job_id])
+
+    def memory(self, job_id: int, uuid: str, action: link.MemoryAction) -> None:
+        """Say what allocations do that the driver refused."""
+        if action in (link.MemoryAction.WAIT, link.MemoryAction.NOWAIT):
+            self._waits[job_id, uuid] = action
+        self._tell(lambda: self._link.memory(job_id, uuid, action))
+
     def _tell(self, action: Callable[[], None]) -> None:
         try:
             action()
@@ -276,10 +301,17 @@ class SocketArbiter:
 
     def died(self) -> list[ProcessUse]:
         """Deaths since the last call."""
+        return [_use(process) for process in self._watched(DeathWatch.died)]
+
+    def wants(self) -> list[link.Want]:
+        """Changes of what processes wait for since the last call."""
+        return self._watched(DeathWatch.wants)
+
+    def _watched(self, ask: Callable[[DeathWatch], list[T]]) -> list[T]:
         if self._watch is None:
             return []
         try:
-            return [_use(process) for process in self._watch.died()]
+            return ask(self._watch)
         except (link.ArbiterGone, AbiError) as error:
             self.close()
             raise ArbiterError(str(error)) from None

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareReport, HardwareUse
 from enforcer.ledger.store import Sample
+from enforcer.wire.messages import MemoryAction as MemoryAction
+from enforcer.wire.messages import Want as Want
 from gres.config.levels import CardPlan
 from gres.grant.store import Grant
 
@@ -131,12 +133,36 @@ class Arbiter(Protocol):
         """
         ...
 
+    def hold(self, job_id: int, held: bool) -> None:
+        """Close the gates of a job on all its cards for its memory, or end that.
+
+        Remembered until `revoke`: each later grant of the job, also in the list of `connect`, has
+        it. So it may come before `connect`.
+        """
+        ...
+
+    def memory(self, job_id: int, uuid: str, action: MemoryAction) -> None:
+        """Say what allocations of a job on the card do that the driver refused. Job 0: all jobs.
+
+        WAIT and NOWAIT are remembered like `hold`; those of job 0 hold for later jobs, too.
+        """
+        ...
+
     def died(self) -> list[ProcessUse]:
         """Processes whose death was reported since the last call."""
         ...
 
+    def wants(self) -> list[Want]:
+        """Changes of what processes wait for since the last call, oldest first.
+
+        After each `connect` all that is waited for comes anew; forget what was known before.
+        """
+        ...
+
     def watch_fileno(self) -> int | None:
-        """Descriptor that becomes readable when `died` has entries; None without a connection."""
+        """Descriptor that becomes readable when `died` or `wants` has entries: ask both. None
+        without a connection.
+        """
         ...
 
     def tenants(self) -> list[Tenant]:
@@ -171,6 +197,9 @@ class FakeArbiter:
         self.hardware_refusal = ""
         self.procs: list[ProcessUse] = []
         self.deaths: list[ProcessUse] = []
+        self.wanted: list[Want] = []
+        self.held: set[int] = set()
+        self.actions: list[tuple[int, str, MemoryAction]] = []
         self.overheads: dict[tuple[int, str], int] = {}
         self.contexts: dict[tuple[int, str], int] = {}
         self.grants: dict[int, Grant] = {}
@@ -263,6 +292,24 @@ class FakeArbiter:
         self._check()
         self.calls.append(f"listed {dead.job_id} {dead.pid}")
 
+    def hold(self, job_id: int, held: bool) -> None:
+        """Note it in `held`, also before the first connection; a later one knows it."""
+        (self.held.add if held else self.held.discard)(job_id)
+        if job_id in self.grants:
+            self._check()
+            self.calls.append(f"{'hold' if held else 'release'} {job_id}")
+
+    def memory(self, job_id: int, uuid: str, action: MemoryAction) -> None:
+        """Remember the call in `actions`."""
+        self._check()
+        self.actions.append((job_id, uuid, action))
+
+    def wants(self) -> list[Want]:
+        """What the test put into `wanted`, once."""
+        self._check()
+        found, self.wanted = self.wanted, []
+        return found
+
     def died(self) -> list[ProcessUse]:
         """What the test put into `deaths`, once."""
         self._check()
@@ -277,6 +324,7 @@ class FakeArbiter:
         """Forget one grant and its tenants."""
         self._check()
         self.grants.pop(job_id, None)
+        self.held.discard(job_id)
         self._tenants = {key: value for key, value in self._tenants.items() if key[0] != job_id}
         self.calls.append(f"revoke {job_id}")
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages of qgpu_abi.h over sockets; qg_msg.h describes each function.
+ * Messages of qgpu_messages.h over sockets; qg_msg.h describes each function.
  */
 #include "qg_msg.h"
 

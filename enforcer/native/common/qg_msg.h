@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages of qgpu_abi.h over SOCK_SEQPACKET, with descriptors. No function blocks, except that
+ * Messages of qgpu_messages.h over SOCK_SEQPACKET, with descriptors. No function blocks, but
  * qg_msg_recv() may while it closes a descriptor.
  */
 #ifndef QG_MSG_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "qgpu_abi.h"
+#include "qgpu_messages.h"
 
 /* Receives one message of at most cap bytes. At most one descriptor is kept in *fd (else -1),
  * close-on-exec; more than one, or a message larger than cap, is refused with -EPROTO and

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "qgpu_abi.h"
+#include "qgpu_messages.h"
 #include "qgpu_rm.h"
 
 /* Status of a command that did not reach the driver: this + errno. Above every NV_STATUS. */

@@ -28,7 +28,7 @@ $(NVSHIM_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h \
 	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(NVSHIM_CFLAGS) -c -o $@ $<
 
 $(NVSHIM_OBJ)/shared/qg_msg.o: enforcer/native/common/qg_msg.c enforcer/native/common/qg_msg.h \
-    enforcer/native/abi/qgpu_abi.h
+    $(wildcard enforcer/native/abi/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(NVSHIM_CFLAGS) -c -o $@ $<
 
@@ -61,7 +61,7 @@ $(NVSHIM_ASAN_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h 
 	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) $(NVSHIM_ASAN) -c -o $@ $<
 
 $(NVSHIM_ASAN_OBJ)/shared/qg_msg.o: enforcer/native/common/qg_msg.c \
-    enforcer/native/common/qg_msg.h enforcer/native/abi/qgpu_abi.h
+    enforcer/native/common/qg_msg.h $(wildcard enforcer/native/abi/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) $(NVSHIM_ASAN) -c -o $@ $<
 

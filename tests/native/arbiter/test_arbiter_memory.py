@@ -15,7 +15,8 @@ from arbiter_support import CARD, Arbiter, Tenant, arbiter, grant, settings, ten
 from test_arbiter_registration import child
 
 from enforcer.fdwait import readable_within
-from enforcer.wire.link import ArbiterGone, ArbiterLink, DeathWatch, ProcessStats
+from enforcer.wire.link import ArbiterGone, ArbiterLink, ProcessStats
+from enforcer.wire.watch import DeathWatch
 
 pytestmark = pytest.mark.native
 MIB = 1 << 20

@@ -29,7 +29,7 @@ from arbiter_support import (
     wait_for,
 )
 
-from enforcer.wire.link import DeathWatch
+from enforcer.wire.watch import DeathWatch
 
 pytestmark = pytest.mark.native
 STORM = """

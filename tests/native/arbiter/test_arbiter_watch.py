@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from arbiter_support import arbiter, confined, grant, settings, wait_for
 
-from enforcer.wire.link import DeathWatch, ProcessStats
+from enforcer.wire.link import ProcessStats
+from enforcer.wire.watch import DeathWatch
 
 pytestmark = pytest.mark.native
 JOBS, PROCESSES = 5, 120  # far more deaths than a socket of the usual size holds

@@ -29,8 +29,8 @@ import pytest
 
 from bench.harness.node import Rig, wait_for
 from enforcer.fdwait import readable_within
-from enforcer.wire.link import DeathWatch
 from enforcer.wire.messages import CardSettings, ProcessStats
+from enforcer.wire.watch import DeathWatch
 from gres.config.site import JobClass
 
 pytestmark = [

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "qgpu_abi.h"
+#include "qgpu_messages.h"
 
 /* Bytes of a message that a broker passes on. Every message that a job may
  * send fits. */

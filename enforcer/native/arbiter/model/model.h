@@ -16,7 +16,7 @@
 
 #include "base/base.h"
 #include "policy/policy.h"
-#include "qgpu_abi.h"
+#include "qgpu_messages.h"
 
 #define AR_MAX_PROC_CARDS QG_MAX_CARDS /* cards on which one process may hold a slot */
 /* Reaped processes that one tenant lists one by one until NVML no longer lists them: as many as it

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "qgpu_abi.h"
+#include "qgpu_messages.h"
 #include "qgpu_rm.h"
 
 /* ---- rm_table.c: callable everywhere, also from a signal handler; nothing here allocates or waits

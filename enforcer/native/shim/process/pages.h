@@ -6,6 +6,7 @@
 #define QG_PAGES_H
 
 #include "process/process.h"
+#include "qgpu_messages.h"
 
 #define QG_PAGE_FDS 3 /* gate page, job page, doorbell */
 
