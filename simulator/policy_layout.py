@@ -43,6 +43,7 @@ class QpTenant(ctypes.Structure):
         ("contexts", c_uint32),
         ("ungoverned", c_uint32),
         ("suspended", c_uint32),
+        ("held", c_uint32),
         ("runnable", c_uint32),
         ("undrained", c_uint32),
         ("at_gate", c_uint32),

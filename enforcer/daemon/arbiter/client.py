@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareReport, HardwareUse
@@ -165,13 +166,13 @@ class SocketArbiter:
                     self.card(uuid, plan)
                 except ArbiterRefusedError as error:
                     cards_refused.append(str(error))
+            self._wait_again(0)  # before the grants: then no allocation finds a new page without
             for grant in grants:
                 try:
                     self.grant(grant)
+                    self._wait_again(grant.job_id)
                 except ArbiterRefusedError as error:
                     refused[grant.job_id] = error
-            for (job_id, uuid), action in sorted(self._waits.items()):  # first those of all jobs
-                self.memory(job_id, uuid, action)
             self._link.synced()
         except (link.ArbiterGone, link.ArbiterError, AbiError) as error:
             self.close()
@@ -290,6 +291,11 @@ class SocketArbiter:
         if action in (link.MemoryAction.WAIT, link.MemoryAction.NOWAIT):
             self._waits[job_id, uuid] = action
         self._tell(lambda: self._link.memory(job_id, uuid, action))
+
+    def _wait_again(self, job_id: int) -> None:
+        for (job, uuid), action in self._waits.items():
+            if job == job_id:
+                self._tell(partial(self._link.memory, job, uuid, action))
 
     def _tell(self, action: Callable[[], None]) -> None:
         try:

@@ -253,6 +253,8 @@ static bool dispatch(struct arbiter *a, const struct epoll_event *ev)
     case KEY_BROKER:
         broker_ready(a, key);
         break;
+    case KEY_WANTS:
+        break; /* wants_review() before the next wait */
     case KEY_SIGNAL:
         return false;
     }
@@ -274,6 +276,9 @@ static void loop(struct arbiter *a)
         int reaped = reaped_sweep(a, now);
         if (reaped >= 0 && (wait < 0 || reaped < wait))
             wait = reaped;
+        int wants = wants_review(a, now);
+        if (wants >= 0 && (wait < 0 || wants < wait))
+            wait = wants;
         proc_sweep(a);
         trace_drain(a);
         /* The gate trace is written each 50 ms at least, before its rings are full. Chosen, not
@@ -317,6 +322,8 @@ int main(int argc, char **argv)
                "membarrier(2) is not usable here; idle tenants are sampled once more instead");
     /* before all other descriptors, which their processes would inherit */
     if (!broker_start() || !close_helper_start())
+        return 1;
+    if (wants_start(&a) != 0)
         return 1;
     if (!open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a))
         return 1;

@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from arbiter_support import Tenant
 from daemon_support import hook_env as env
 
 from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter.client import SocketArbiter
-from enforcer.daemon.arbiter.port import ArbiterError, ProcessUse
+from enforcer.daemon.arbiter.port import ArbiterError, MemoryAction, ProcessUse, Want
 from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.node import NodeService
 from enforcer.fdwait import readable_within
 from enforcer.nvml.port import GpuProcess
+from enforcer.wire.abi import GATE_WHY_MEMORY
 from simulator.fakes import FakeNode
 
 ARBITER = Path(__file__).parents[3] / "build/bin/qgpu-arbiter"
@@ -158,3 +160,72 @@ def test_grants_of_a_daemon_that_was_away_are_replaced_by_the_full_list(service,
     del service.grants[9]
     assert service.reach_arbiter()
     assert [job for job, _, _ in tenants(service)] == [10]
+
+
+def test_a_job_stays_held_over_restarts_of_both(service, node, start, tmp_path):
+    """The gate of a process that comes shows it: also after a new arbiter, or a new daemon that
+    knows from elsewhere that the job is held.
+    """
+    first = start()
+    service.start()
+    assert service.prolog(env()) == Answer(0)
+    grant = service.grants[9]
+    uuid = grant.cards[0].uuid
+    service.ports.arbiter.hold(9, True)
+    assert Tenant(tmp_path / "run", grant, uuid).flags & GATE_WHY_MEMORY
+    first.kill()
+    first.wait()
+    with pytest.raises(ArbiterError):
+        service.ports.arbiter.hold(9, True)
+    service.poll_arbiter()
+    start()
+    assert service.reach_arbiter()
+    assert Tenant(tmp_path / "run", grant, uuid).flags & GATE_WHY_MEMORY
+
+    later = SocketArbiter(str(tmp_path / "run"), node.config)
+    later.hold(9, True)  # before it is connected
+    later.connect(service.plans, [grant])
+    tenant = Tenant(tmp_path / "run", grant, uuid)
+    assert tenant.flags & GATE_WHY_MEMORY
+    later.hold(9, False)
+    assert not tenant.flags & GATE_WHY_MEMORY
+    later.hold(9, True)
+    later.revoke(9)
+    later.grant(grant)
+    assert not tenant.flags & GATE_WHY_MEMORY, "it is another job"
+    later.close()
+
+
+def test_waits_are_ordered_again_after_a_restart(service, start, tmp_path):
+    first = start()
+    service.start()
+    service.prolog(env(9))
+    service.prolog(env(10))
+    uuid = service.grants[9].cards[0].uuid
+    arbiter = service.ports.arbiter
+    arbiter.memory(0, uuid, MemoryAction.WAIT)
+    arbiter.memory(10, uuid, MemoryAction.NOWAIT)
+    arbiter.memory(9, uuid, MemoryAction.RETRY)
+    first.kill()
+    first.wait()
+    service.poll_arbiter()
+    start()
+    assert service.reach_arbiter()
+    gates = [Tenant(tmp_path / "run", service.grants[job], uuid).gate for job in (9, 10)]
+    assert [(gate.mem_wait, gate.mem_retry) for gate in gates] == [(1, 0), (0, 0)]
+
+
+def test_the_daemon_hears_what_is_wanted_and_who_died(service, start, tmp_path):
+    start()
+    service.start()
+    service.prolog(env())
+    grant = service.grants[9]
+    uuid = grant.cards[0].uuid
+    tenant = Tenant(tmp_path / "run", grant, uuid)
+    tenant.slot.mem_wanted = 4096
+    tenant.ring()
+    arbiter = service.ports.arbiter
+    assert readable_within(arbiter.watch_fileno(), 30)
+    assert arbiter.died() == [], "one call takes both kinds off the socket"
+    assert arbiter.wants() == [Want(9, uuid, os.getpid(), 4096)]
+    assert arbiter.wants() == []

@@ -26,7 +26,8 @@ enum key_kind {
     KEY_CONN,
     KEY_PROC,
     KEY_HARDWARE,
-    KEY_BROKER
+    KEY_BROKER,
+    KEY_WANTS
 };
 struct key {
     enum key_kind kind;
@@ -51,6 +52,7 @@ struct arbiter {
     /* A first complete list of grants came. Before, a granted job may have run before the start. */
     bool ever_synced;
     int epfd, register_fd, control_fd, signal_fd, trace_fd, lock_fd;
+    int wants_fd; /* eventfd by which threads of cards wake the main one (tenant/wants.c) */
     struct card *cards[AR_MAX_CARDS];
     uint32_t ncards;
     struct proc *procs;

@@ -50,7 +50,7 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags)
     note_ring(card, t, old, flags);
     if (moved)
         sample_gate_moved(t, opens, now);
-    if (opens || (old & ~flags & QG_GATE_HOLD))
+    if (opens || (old & ~flags & (QG_GATE_HOLD | QG_GATE_WHY_MEMORY)))
         wake_waiters(&t->gate->flags);
     struct qg_gate_event event = {
         .t_ns = now, .job_id = t->id.job_id, .card = card->number, .flags = flags};

@@ -13,11 +13,13 @@
  * has another cause. Chosen, not measured. */
 #define FRESH_NS (2 * QP_MS)
 
-/* Stopped groups stay so until the gate opens, also while the tenant waits for its quantum. */
+/* Stopped groups stay so until the gate opens, also while the tenant waits for its quantum. Those
+ * of a held tenant go on: its memory can leave only when its work has ended. */
 static bool shall_stop(const struct card *card, const struct tenant *t, bool stopped)
 {
     uint32_t flags = t->gate->flags;
-    if (t->id.revoked || t->id.job_class != QG_CLASS_OFFLINE || !(flags & QG_GATE_CLOSED))
+    if (t->id.revoked || t->id.held || t->id.job_class != QG_CLASS_OFFLINE ||
+        !(flags & QG_GATE_CLOSED))
         return false;
     return stopped || ((flags & QG_GATE_WHY_PREEMPTED) && card->policy.tenant[t->index].undrained);
 }
@@ -37,7 +39,7 @@ static bool sliced(const struct card *card, uint32_t job_class)
     const struct hw *hw = card->hw;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct qp_tenant *q = &card->policy.tenant[i];
-        if (!q->live || q->ungoverned || q->job_class != job_class || !q->runnable)
+        if (!q->live || q->ungoverned || q->job_class != job_class || !q->runnable || q->held)
             continue;
         if (!HW_LOAD(hw->tenant[i].sliced))
             return false;

@@ -34,6 +34,15 @@ void card_kick(struct card *card)
         return; /* the eventfd is full, so its thread is awake already */
 }
 
+void wants_changed(struct card *card)
+{
+    uint64_t one = 1;
+    if (__atomic_exchange_n(&card->wants, true, __ATOMIC_SEQ_CST))
+        return; /* the main thread has not looked yet, or looks again by itself */
+    if (write(card->arbiter->wants_fd, &one, sizeof(one)) < 0)
+        return; /* the eventfd is full, so the main thread is awake already */
+}
+
 uint64_t reaped_extra(const struct tenant *t)
 {
     uint64_t sum = t->memory.overhead + t->memory.overflow;

@@ -54,7 +54,7 @@ struct conn {
     bool closed;           /* the struct is freed at the end of the pass: events may name it */
     bool with_broker;      /* a descriptor broker takes its next message */
     struct broker *broker; /* the one that does; NULL: none was chosen yet */
-    bool watches;          /* only CONN_CONTROL: it receives QG_CTL_DIED */
+    bool watches;          /* only CONN_CONTROL: it receives QG_CTL_DIED and QG_CTL_WANT */
     /* Order number of the last death that was reported on it. Later ones follow when its socket
      * has room. */
     uint64_t reported;
@@ -93,6 +93,9 @@ struct slot {
     uint64_t resumed_ns;       /* when one of its threads last left the gate */
     uint64_t stopped_since_ns; /* its channel groups are stopped since then, 0 = they are not */
     uint64_t reached;          /* the progress of its fences at that time */
+    /* Bytes that its allocations wait for, within the job's cap; atomic, as the main thread reads
+     * it without the card's lock. What qgpud was told, and when: main thread only. */
+    uint64_t wanted, told, told_ns;
 };
 
 /* Reaped memory: what a process held that ended. It counts until NVML no longer lists the
@@ -113,6 +116,7 @@ struct tenant_identity {
     uint32_t job_class, share;
     uint64_t mem_cap;
     bool ungoverned; /* isolation was `none` when the job started: its gate stays open */
+    bool held;       /* its memory leaves the card: its gate is closed */
     bool confirmed;  /* qgpud has named this job since its last QG_CTL_HELLO */
     bool expected;   /* online, and its processes should return after the arbiter's restart */
     bool revoked;    /* the job ended; the gate of processes that still live stays closed */
@@ -127,6 +131,8 @@ struct tenant_memory {
     uint64_t overflow_listed_ns;
     uint32_t noverflow; /* number of these processes */
     uint64_t overhead;  /* bytes of contexts and modules, which qgpud reads from NVML */
+    uint32_t tokens;    /* reports of wanted bytes that may be sent at once */
+    uint64_t tokens_ns; /* when some were last added */
 };
 
 /* The tenant's doorbell. The card's thread writes it, and the main thread when it replaces the
@@ -256,6 +262,8 @@ struct card {
     /* No second online tenant lives here or is expected. So none waits for an online drain. */
     bool lone_online;
     bool barrier; /* a gate that was open has just begun to ask for rings */
+    bool wants;   /* atomic: what some process wants was not told yet (tenant/wants.c) */
+    bool waits;   /* allocations of jobs that come wait where the driver refuses; main thread */
     const struct arbiter *arbiter;
     struct tenant *tenants[QP_MAX_TENANTS];
     struct qp_card policy;
@@ -266,7 +274,8 @@ struct card {
 /* model.c */
 struct card *card_find(const struct arbiter *a, const char *uuid);
 struct tenant *tenant_find(const struct card *card, uint64_t job_id);
-void card_kick(struct card *card); /* wakes its thread; takes no lock */
+void card_kick(struct card *card);     /* wakes its thread; takes no lock */
+void wants_changed(struct card *card); /* wakes the main thread, to tell it; takes no lock */
 /* bytes that the tenant is charged beside its live slots */
 uint64_t reaped_extra(const struct tenant *t);
 /* gang suspend: is its job preempted on another card? */

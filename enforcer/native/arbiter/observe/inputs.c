@@ -51,6 +51,7 @@ void sample_classify(struct tenant *t, uint64_t now)
     q->at_gate = t->sample.at_gate;
     q->ungoverned = t->id.ungoverned;
     q->suspended = gang_suspended(t);
+    q->held = t->id.held;
     /* unfenced work behind a closed gate is bounded by the window, so it is not awaited
      * for longer */
     q->undrained =

@@ -319,6 +319,22 @@ static void note_end(struct tenant *t, const struct view *v, uint64_t now)
         t->sample.ended_ns == QP_NEVER ? 0 : t->sample.ended_ns;
 }
 
+/* Bytes that allocations wait for. A shim rings when they change, so no other sample reads them.
+ * The main thread tells qgpud. */
+static void sample_wants(struct tenant *t)
+{
+    bool changed = false;
+    for (uint32_t i = 0; i < t->hi; i++) {
+        struct slot *s = &t->slots[i];
+        uint64_t wanted = s->proc ? READ_ONCE(t->page->procs[i].mem_wanted) : 0;
+        wanted = at_most(wanted, t->id.mem_cap);
+        changed |= wanted != s->wanted;
+        __atomic_store_n(&s->wanted, wanted, __ATOMIC_RELAXED);
+    }
+    if (changed)
+        wants_changed(t->card);
+}
+
 void sample_full(struct tenant *t, uint64_t now)
 {
     struct view v = sample_slots(t, true, now);
@@ -338,6 +354,8 @@ void sample_full(struct tenant *t, uint64_t now)
     t->sample.more_contexts = v.more_contexts;
     note_end(t, &v, now);
     sample_set_window(t);
+    if (t->bell.rung)
+        sample_wants(t);
     update_sample(t, &v, progress, now);
     bool ending = t->sample.busy && !t->sample.pending && !t->sample.unfenced && !t->sample.at_gate;
     t->sample.ending = ending && !t->sample.ended;

@@ -43,8 +43,9 @@ void sample_review_windows(struct card *card)
     uint32_t live = 0, online = 0, expected = 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct qp_tenant *q = &card->policy.tenant[i];
-        live += q->live;
-        online += q->live && q->job_class == QG_CLASS_ONLINE;
+        bool here = q->live && (!q->held || q->undrained);
+        live += here;
+        online += here && q->job_class == QG_CLASS_ONLINE;
         expected += card->tenants[i] && !card->tenants[i]->id.revoked && !q->live &&
                     q->job_class == QG_CLASS_ONLINE;
     }

@@ -32,6 +32,16 @@ void qp_forget(struct qp_card *card, uint32_t index)
     }
 }
 
+/* A held tenant whose work has left the card takes no part: the others share as if it were not
+ * there. Its quantum or drain ends first, as any other does. */
+static bool is_away(const struct qp_card *c, uint32_t i)
+{
+    const struct qp_tenant *t = &c->tenant[i];
+    const struct qp_class *s = &c->cls[class_of(t)];
+    return t->held && !t->undrained && !t->was_undrained && s->current != (int32_t)i &&
+           s->draining != (int32_t)i;
+}
+
 /* Sorts the tenants by class, once per decision. */
 static void gather(const struct qp_card *c, struct members m[2])
 {
@@ -40,12 +50,12 @@ static void gather(const struct qp_card *c, struct members m[2])
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
         struct members *s = &m[class_of(t)];
-        if (!t->live)
+        if (!t->live || is_away(c, i))
             continue;
         s->registered++;
         if (t->ungoverned)
             continue;
-        s->may_run += !t->suspended || t->undrained;
+        s->may_run += !is_barred(t) || t->undrained;
         s->at[s->n++] = (uint16_t)i;
     }
 }
@@ -98,10 +108,11 @@ static void note_inputs(struct qp_card *c, uint64_t now)
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live)
             continue;
-        if (!t->runnable)
+        bool runnable = t->runnable && !t->held;
+        if (!runnable)
             t->backlogged = 0;
-        t->idle_since_ns = t->runnable ? 0 : t->idle_since_ns ? t->idle_since_ns : now;
-        bool works = t->preempts && class_of(t) == ONLINE;
+        t->idle_since_ns = runnable ? 0 : t->idle_since_ns ? t->idle_since_ns : now;
+        bool works = t->preempts && !t->held && class_of(t) == ONLINE;
         working += works;
         began += becomes_idle(t, works, now);
     }
@@ -133,7 +144,7 @@ static bool contended(const struct qp_card *c, int k, const struct members m[2],
         return true; /* the window of the one open gate bounds what online waits for */
     for (uint32_t j = 0; j < m[k].n; j++) {
         const struct qp_tenant *t = &c->tenant[m[k].at[j]];
-        competing += t->undrained || (!t->suspended && (t->runnable || just_became_idle(t, now)));
+        competing += t->undrained || (!is_barred(t) && (t->runnable || just_became_idle(t, now)));
         contexts = t->contexts > contexts ? t->contexts : contexts;
     }
     /* under best-effort the card itself divides its time between tenants of one context each */
@@ -219,7 +230,9 @@ static void add_gate_bits(struct qp_card *c, const struct members m[2], uint64_t
         bool at_risk = online && !c->preempting && m[OFFLINE].n;
         if (!t->live)
             continue;
-        if (t->ungoverned)
+        if (t->held)
+            t->gate = QG_GATE_CLOSED | QG_GATE_WHY_MEMORY;
+        else if (t->ungoverned)
             t->gate = 0;
         else if (governed && t->suspended)
             t->gate = QG_GATE_CLOSED | QG_GATE_WHY_PREEMPTED;
@@ -258,7 +271,7 @@ static uint64_t gap_ends_at(const struct qp_card *c, int k, const struct members
     uint64_t wake = QP_NEVER;
     for (uint32_t j = 0; s->contended && !is_fixed_share(s) && j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (just_became_idle(t, now))
+        if (!is_barred(t) && just_became_idle(t, now))
             wake = min_u64(wake, t->idle_since_ns + QP_GAP_NS);
     }
     return wake;
@@ -294,7 +307,7 @@ static void remember(struct qp_card *c, uint64_t now)
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         t->was_undrained = t->undrained;
-        t->was_runnable = t->runnable && !t->suspended;
+        t->was_runnable = t->runnable && !is_barred(t);
     }
     c->last_ns = now;
 }

@@ -74,6 +74,7 @@ struct qp_tenant {
     uint32_t contexts;   /* on the card: at least one for each registered process */
     uint32_t ungoverned; /* 1: isolation none: its gate stays open; as online it still preempts */
     uint32_t suspended;  /* 1: its job is preempted on another card, so it must not run here */
+    uint32_t held;       /* 1: its memory leaves the card: as if it were not there, gate closed */
     /* input: its state now */
     uint32_t runnable;  /* 1: has unfinished work, or threads at its gate */
     uint32_t undrained; /* 1: its work may still be on the card */
@@ -89,7 +90,7 @@ struct qp_tenant {
     uint32_t gate;     /* gate word */
     uint64_t until_ns; /* an open gate counts as closed after it; 0 = no such time */
     /* state */
-    uint32_t was_runnable;  /* runnable and not suspended at the last decision */
+    uint32_t was_runnable;  /* runnable, and neither suspended nor held, at the last decision */
     uint32_t was_undrained; /* undrained at the last decision */
     uint32_t backlogged;    /* 1: it used its last quantum up, and was runnable ever since */
     uint32_t out_of_budget; /* 1: fixed-share: its gate is closed until enough tokens are saved */

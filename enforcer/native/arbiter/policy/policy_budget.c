@@ -113,7 +113,7 @@ uint64_t qp_budget_wake(struct qp_card *c, int k, const struct members *m, uint6
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
         bool current = c->cls[k].current == (int32_t)m->at[j];
-        if (t->out_of_budget && !t->suspended)
+        if (t->out_of_budget && !is_barred(t))
             wake = min_u64(wake, opens_at(c, m->at[j], now));
         else if (current && is_limited(&c->cls[k], t))
             wake = min_u64(wake, now + tokens_last(c, m->at[j]));

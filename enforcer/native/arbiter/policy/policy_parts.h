@@ -16,7 +16,7 @@ enum { ONLINE = 0, OFFLINE = 1 };
 struct members {
     uint32_t registered; /* live tenants of the class */
     uint32_t n;          /* members */
-    uint32_t may_run;    /* members that are not suspended, or still have work on the card */
+    uint32_t may_run;    /* members that are not barred, or still have work on the card */
     uint16_t at[QP_MAX_TENANTS];
 };
 
@@ -52,10 +52,16 @@ static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t
     return s->policy == QG_POLICY_BEST_EFFORT || !t->share ? 1 : (int64_t)t->share;
 }
 
+/* Must it not run here, whatever its class may do? */
+static inline bool is_barred(const struct qp_tenant *t)
+{
+    return t->suspended || t->held;
+}
+
 /* Does it compete for the card? */
 static inline bool competes(const struct qp_tenant *t)
 {
-    return t->runnable && !t->suspended && !t->out_of_budget;
+    return t->runnable && !is_barred(t) && !t->out_of_budget;
 }
 
 static inline bool is_open(const struct qp_tenant *t)

@@ -34,7 +34,7 @@ static int32_t any_member(const struct qp_card *c, const struct members *m)
 {
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (!t->suspended && !t->out_of_budget)
+        if (!is_barred(t) && !t->out_of_budget)
             return m->at[j];
     }
     return -1;
@@ -73,7 +73,7 @@ static bool quantum_over(const struct qp_card *c, int k, const struct members *m
 {
     const struct qp_class *s = &c->cls[k];
     const struct qp_tenant *cur = &c->tenant[s->current];
-    if (cur->suspended || cur->out_of_budget)
+    if (is_barred(cur) || cur->out_of_budget)
         return true;
     int32_t other = qp_select_next(c, k, m, s->current);
     if (other < 0)

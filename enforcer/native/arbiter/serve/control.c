@@ -17,7 +17,8 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define CARD_FLAGS (QG_CARD_UNGOVERNED | QG_CARD_GANG_SUSPEND)
+#define CARD_FLAGS  (QG_CARD_UNGOVERNED | QG_CARD_GANG_SUSPEND)
+#define GRANT_FLAGS (QG_GRANT_UNGOVERNED | QG_GRANT_HELD)
 
 static bool policy_known(uint32_t p)
 {
@@ -90,7 +91,7 @@ static int on_grant(struct arbiter *a, const void *buf)
     bool class_known = m.job_class == QG_CLASS_ONLINE || m.job_class == QG_CLASS_OFFLINE;
     if (!m.job_id || !class_known || m.share < 1 || m.share > 100)
         return EINVAL;
-    if (m.flags & ~QG_GRANT_UNGOVERNED || !qg_terminated(m.uuid, sizeof(m.uuid)))
+    if (m.flags & ~GRANT_FLAGS || !qg_terminated(m.uuid, sizeof(m.uuid)))
         return EINVAL;
     return -tenant_grant(a, &m);
 }
@@ -182,6 +183,16 @@ static void on_overhead(struct arbiter *a, const void *buf)
         reaped_overhead(t, m.bytes, m.mem_context);
 }
 
+static int on_memory(struct arbiter *a, const void *buf)
+{
+    struct qg_ctl_memory m;
+    memcpy(&m, buf, sizeof(m));
+    if (m.action < QG_MEMORY_WAIT || m.action > QG_MEMORY_FINAL ||
+        !qg_terminated(m.uuid, sizeof(m.uuid)))
+        return EINVAL;
+    return -wants_order(a, &m);
+}
+
 static bool reply(struct arbiter *a, struct conn *c, uint32_t type, int status)
 {
     struct qg_ctl_ack ack = {.status = status, .boot_id = a->boot_id};
@@ -210,6 +221,8 @@ static size_t size_of(uint32_t type)
         return sizeof(struct qg_ctl_process);
     case QG_CTL_OVERHEAD:
         return sizeof(struct qg_ctl_overhead);
+    case QG_CTL_MEMORY:
+        return sizeof(struct qg_ctl_memory);
     case QG_CTL_LIST:
         return sizeof(struct qg_ctl_list);
     default:
@@ -265,6 +278,8 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
     case QG_CTL_OVERHEAD:
         on_overhead(a, buf);
         break;
+    case QG_CTL_MEMORY:
+        return reply(a, c, QG_CTL_ACK, on_memory(a, buf));
     case QG_CTL_LIST:
         return on_list(a, c, buf);
     case QG_CTL_HARDWARE:
@@ -272,6 +287,7 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
     case QG_CTL_WATCH:
         if (!reply(a, c, QG_CTL_ACK, 0))
             return false;
+        wants_watch(a);
         reaped_watch(a, c);
         return true; /* reaped_watch() may have closed the connection already */
     default:

@@ -135,6 +135,7 @@ static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g)
     t->id.share = g->share;
     t->id.mem_cap = g->mem_cap;
     t->id.ungoverned = g->flags & QG_GRANT_UNGOVERNED;
+    t->id.held = g->flags & QG_GRANT_HELD;
     t->id.confirmed = true;
     t->id.revoked = false;
     uint64_t context = g->mem_context < AR_MAX_BYTES ? g->mem_context : AR_MAX_BYTES;
@@ -234,6 +235,8 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
         tenant_free(a, fresh);
         return err;
     }
+    if (fresh || t->id.revoked)
+        wants_reset(t, card->waits);
     if (fresh && !a->ever_synced) {
         t->id.expected = g->job_class == QG_CLASS_ONLINE;
         card->policy.recovery_until_ns = t->usage.granted_ns + (uint64_t)card->grace_ms * QP_MS;
@@ -266,6 +269,7 @@ void tenant_revoke(struct arbiter *a, struct tenant *t)
            (unsigned long long)t->id.job_id, card->uuid, t->nprocs);
     pthread_mutex_lock(&card->lock);
     t->id.revoked = true;
+    wants_reset(t, false);
     sample_classify(t, qg_now_ns());
     step_and_unlock(card);
     hw_tenant_revoked(a, t);
@@ -390,6 +394,7 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
     sample_counters(t);
     sample_full(t, qg_now_ns());
     pthread_mutex_unlock(&card->lock);
+    wants_left(a, t, slot);
     /* before its slot is cleared, so that its memory never looks free in between */
     reaped_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, bytes_held(t, slot));
     clear_slot(a, t, slot);

@@ -36,6 +36,18 @@ void reaped_overhead(struct tenant *t, uint64_t bytes, uint64_t context);
  * call is needed. */
 int reaped_sweep(struct arbiter *a, uint64_t now);
 
+/* wants.c: what allocations wait for that the driver refused. Main thread only. */
+int wants_start(struct arbiter *a); /* 0 or a negative errno */
+/* Tells those that watch what changed. Returns the ms until the next call is due, -1 = no call is
+ * needed. */
+int wants_review(struct arbiter *a, uint64_t now);
+void wants_watch(struct arbiter *a); /* a connection begins to watch: it hears all of them */
+void wants_left(struct arbiter *a, struct tenant *t, uint32_t slot); /* a process ends */
+/* What such allocations do from now on: QG_CTL_MEMORY. 0 or a negative errno. */
+int wants_order(struct arbiter *a, const struct qg_ctl_memory *m);
+/* The tenant is new, or was revoked and has a grant again; or it is revoked. */
+void wants_reset(struct tenant *t, bool wait);
+
 /* process.c: `err` is a negative errno where proc_get returns NULL */
 struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err);
 void proc_died(struct arbiter *a, struct proc *p);
