@@ -11,7 +11,7 @@ from ctypes import c_char, c_double, c_int32, c_uint32, c_uint64
 from typing import Any, ClassVar
 
 MAGIC = 0x4D495351
-VERSION = 5
+VERSION = 6
 SOCK = "sim.sock"
 TRACE = "trace.bin"
 CONTROL = "control"
@@ -73,9 +73,23 @@ REQ_UNPIN = 13
 REQ_REACHED = 14
 REQ_HOLD = 15
 REQ_LET_GO = 16
+REQ_CHECKPOINT = 17
+REQ_AGENT = 18
+REQ_CTX_BYTES = 19
+REQ_PARK = 20
+REQ_UNPARK = 21
 REQ_CONTROL = 32
 REQ_LIMIT_SET = 33
 REQ_LIMIT_GET = 34
+
+# enum sim_order_what
+ORDER_STATE = 0
+ORDER_THREAD = 1
+ORDER_LOCK = 2
+ORDER_CHECKPOINT = 3
+ORDER_RESTORE = 4
+ORDER_UNLOCK = 5
+ORDER_CANCEL = 6
 
 TEXT = 1024
 EPERM = -1
@@ -97,6 +111,7 @@ FAULT_NONE = 0
 FAULT_ERROR = 1
 FAULT_DELAY = 2
 FAULT_HANG = 3
+FAULT_MIDWAY = 4
 
 OPTION_CLIENT_PER_CONTEXT = 1
 OPTION_PEERS = 2
@@ -169,6 +184,30 @@ class Shared(ctypes.Structure):
         ("ring", Cmd * 4096),
         ("streams", StreamWord * 4096),
         ("events", EventWord * 16384),
+    ]
+
+
+class Order(ctypes.Structure):
+    """struct sim_order: the device side to the thread of a process, and its answer. One at a time,
+    but for CANCEL.
+    """
+
+    _fields_: ClassVar[Any] = [
+        ("number", c_uint64),
+        ("what", c_uint32),
+        ("moves", c_uint32),
+        ("where_to", c_uint64),
+        ("deadline_ns", c_uint64),
+    ]
+
+
+class OrderDone(ctypes.Structure):
+    """struct sim_order_done."""
+
+    _fields_: ClassVar[Any] = [
+        ("number", c_uint64),
+        ("status", c_int32),
+        ("broken", c_uint32),
     ]
 
 
@@ -367,6 +406,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "sim_stream_word": StreamWord,
     "sim_event_word": EventWord,
     "sim_shared": Shared,
+    "sim_order": Order,
+    "sim_order_done": OrderDone,
     "sim_req": Req,
     "sim_text_req": TextReq,
     "sim_rep": Rep,

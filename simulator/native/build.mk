@@ -3,7 +3,8 @@
 SIM_DIR := simulator/native
 SIM_OBJ := $(BUILD)/obj/sim
 # In the order of dependence: each knows those before it.
-SIM_CUDA := $(addprefix libcuda/,image base context stream memory copy launch graph runtime entry)
+SIM_CUDA := $(addprefix libcuda/,image base context stream memory copy launch graph runtime \
+            checkpoint entry)
 SIM_PARTS := protocol model device control serve $(SIM_CUDA) libnvml
 SIM_HDR := $(wildcard $(SIM_PARTS:%=$(SIM_DIR)/%/*.h)) enforcer/native/abi/qgpu_rm.h
 SIM_CLIENT_SRC := $(SIM_DIR)/protocol/sim_client.c

@@ -28,8 +28,9 @@ struct rm; /* control/rm.h */
 struct rm_file;
 struct gpu_ctx;
 struct gpu_card;
-struct gpu_hold; /* gpu_hold.c */
-struct gpu_conn; /* one connection = one process that opened the driver or NVML */
+struct gpu_hold;  /* gpu_hold.c */
+struct gpu_order; /* serve/gpu_orders.c */
+struct gpu_conn;  /* one connection = one process that opened the driver or NVML */
 struct gpu;
 
 enum gpu_source {
@@ -41,7 +42,8 @@ enum gpu_source {
     SRC_DEATH,
     SRC_BELL,
     SRC_CONTROL,
-    SRC_OPENER
+    SRC_OPENER,
+    SRC_AGENT
 };
 
 struct gpu_watch { /* what an epoll event points at */
@@ -108,7 +110,13 @@ struct gpu_conn {
     struct gpu *gpu;
     struct gpu_watch watch, death;
     struct gpu_ctx *ctxs;
+    struct gpu_ctx *parked; /* while the process is checkpointed: contexts without a card */
     uint32_t nctx;
+    struct { /* of libcuda: the thread of the process that carries out orders */
+        struct gpu_watch watch;
+        int sock;       /* -1: there is none */
+        int tid, state; /* state: a CUprocessState */
+    } agent;
     /* mem: /proc/PID/mem as it was when the process connected, so exec(2) cannot redirect it */
     int sock, pidfd, mem;
     pid_t pid;
@@ -157,6 +165,8 @@ struct gpu {
     struct sim_page page;               /* what every new process gets */
     struct gpu_limit *limits;
     struct gpu_hold *holds;
+    struct gpu_order *orders; /* the eldest first */
+    uint64_t last_order;
     uint64_t last_hold;
     struct rm *rm; /* of the control device */
     struct gpu_watch control_watch, opener_watch;
@@ -175,7 +185,8 @@ bool gpu_same_user(pid_t pid, uid_t uid);
 
 /* gpu_ctx.c */
 struct gpu_ctx *gpu_ctx_create(struct gpu_conn *conn, struct gpu_card *card, int *memfd);
-void gpu_ctx_destroy(struct gpu_ctx *ctx);
+void gpu_ctx_destroy(struct gpu_ctx *ctx); /* also a parked one */
+/* NULL: it is not on a card */
 struct gpu_ctx *gpu_ctx_find(struct gpu *gpu, uint32_t id);
 bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now); /* true: took an observable command */
 void gpu_ctx_poll_client(struct gpu_ctx *ctx);
@@ -198,8 +209,17 @@ void gpu_let_all_go(struct gpu_conn *conn);
 /* its maker frees it: whether it stays on the card; the same for all memory of a context */
 bool gpu_held_on(struct gpu_ctx *ctx, uint64_t alloc);
 void gpu_ctx_bequeath(struct gpu_ctx *ctx);
+bool gpu_ctx_is_held(const struct gpu_ctx *ctx);
 /* what a process holds and no maker has any more */
 uint64_t gpu_held_by(const struct gpu_conn *conn, const struct gpu_card *card);
+
+/* gpu_park.c: all contexts of a process off their cards, with their memory, and back on those cards
+ * or (moves: a bit each, to: 4 bits each) on others. A CUresult; all or nothing. */
+int gpu_park(struct gpu_conn *conn);
+int gpu_unpark(struct gpu_conn *conn, uint32_t moves, uint64_t to);
+struct gpu_card *gpu_moved(struct gpu_card *card, uint32_t moves, uint64_t to);
+/* it cannot be meant: not all cards of the process, two to one, or one that is not there */
+bool gpu_moves_bad(const struct gpu_conn *conn, uint32_t moves, uint64_t to);
 
 /* gpu_card.c */
 bool gpu_card_init(struct gpu *gpu, unsigned index);

@@ -41,7 +41,7 @@ static void announce(uint32_t *gen, uint32_t *waiters)
 struct gpu_ctx *gpu_ctx_find(struct gpu *gpu, uint32_t id)
 {
     struct gpu_ctx *ctx = gpu->table[id % GPU_MAX_CTX];
-    return ctx && ctx->id == id ? ctx : NULL;
+    return ctx && ctx->id == id && ctx->model->card ? ctx : NULL;
 }
 
 static struct sim_shared *map_shared(int *memfd)
@@ -144,15 +144,18 @@ fail:
 void gpu_ctx_destroy(struct gpu_ctx *ctx)
 {
     struct gpu_conn *conn = ctx->conn;
-    struct gpu_ctx **link = &conn->ctxs;
+    bool parked = !ctx->model->card;
+    struct gpu_ctx **link = parked ? &conn->parked : &conn->ctxs;
     while (*link != ctx)
         link = &(*link)->next;
     *link = ctx->next;
     conn->nctx--;
-    conn->gpu->nctx--;
-    conn->past_busy[ctx->card->index] += ctx->model->busy_ns[ENG_COMPUTE];
-    gpu_ctx_bequeath(ctx);
-    ctx->card->mem_used -= ctx->mem;
+    if (!parked) {
+        conn->gpu->nctx--;
+        conn->past_busy[ctx->card->index] += ctx->model->busy_ns[ENG_COMPUTE];
+        gpu_ctx_bequeath(ctx);
+        ctx->card->mem_used -= ctx->mem;
+    }
     __atomic_store_n(&ctx->shm->dead, 1, __ATOMIC_SEQ_CST);
     announce(&ctx->shm->space_gen, &ctx->shm->space_waiters);
     free_parts(ctx, -1);

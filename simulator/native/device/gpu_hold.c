@@ -97,6 +97,14 @@ bool gpu_held_on(struct gpu_ctx *ctx, uint64_t alloc)
     return heir != NULL;
 }
 
+bool gpu_ctx_is_held(const struct gpu_ctx *ctx)
+{
+    const struct gpu_hold *hold = ctx->conn->gpu->holds;
+    while (hold && hold->ctx != ctx->id)
+        hold = hold->next;
+    return hold != NULL;
+}
+
 void gpu_ctx_bequeath(struct gpu_ctx *ctx)
 {
     for (const struct gpu_hold *hold = ctx->conn->gpu->holds; hold; hold = hold->next)

@@ -18,14 +18,20 @@ struct model_ctx *model_ctx_create(struct model_card *card, uint32_t id, void *o
     struct model_ctx *ctx = calloc(1, sizeof *ctx);
     if (!ctx)
         return NULL;
-    ctx->card = card;
     ctx->id = id;
     ctx->owner = owner;
+    model_ctx_join(ctx, card);
+    return ctx;
+}
+
+void model_ctx_join(struct model_ctx *ctx, struct model_card *card)
+{
     struct model_ctx **end = &card->ctxs;
     while (*end)
         end = &(*end)->next;
+    ctx->card = card;
+    ctx->next = NULL;
     *end = ctx;
-    return ctx;
 }
 
 void model_stop_piece(struct model_card *card, unsigned engine, uint32_t flags)
@@ -62,13 +68,23 @@ void model_ctx_abort(struct model_ctx *ctx)
     ctx->free_op = ctx->fresh = 0;
 }
 
-void model_ctx_destroy(struct model_ctx *ctx)
+void model_ctx_leave(struct model_ctx *ctx)
 {
     struct model_ctx **link = &ctx->card->ctxs;
-    leave_engines(ctx);
+    model_ctx_abort(ctx);
     while (*link != ctx)
         link = &(*link)->next;
     *link = ctx->next;
+    ctx->card = NULL;
+    ctx->next_launch = 0;
+    memset(ctx->held, 0, sizeof ctx->held);
+    memset(ctx->busy_ns, 0, sizeof ctx->busy_ns);
+}
+
+void model_ctx_destroy(struct model_ctx *ctx)
+{
+    if (ctx->card)
+        model_ctx_leave(ctx);
     free(ctx);
 }
 

@@ -118,6 +118,11 @@ void model_ctx_destroy(struct model_ctx *ctx);
 /* The same, and the context stays; what is submitted from now on is the caller's to refuse. */
 void model_ctx_abort(struct model_ctx *ctx);
 
+/* Off its card, with what it did there, and on another one as if it had been there. What still runs
+ * is cut. A context without a card can be destroyed. */
+void model_ctx_leave(struct model_ctx *ctx);
+void model_ctx_join(struct model_ctx *ctx, struct model_card *card);
+
 /* False when the pool is full. duration is 0 for commands that take no time. */
 bool model_submit(struct model_ctx *ctx, const struct sim_cmd *cmd, uint64_t seq,
                   uint64_t duration);

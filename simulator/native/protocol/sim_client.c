@@ -154,7 +154,7 @@ int sim_fault_act(struct sim_page *page, const char *function)
     for (unsigned i = 0; i < n && i < SIM_FAULTS; i++) {
         struct sim_fault *fault = &page->faults[i];
         uint32_t kind = __atomic_load_n(&fault->kind, __ATOMIC_SEQ_CST);
-        if (!kind || !names(fault->call, function) || !take_one(fault))
+        if (!kind || kind == SIM_FAULT_MIDWAY || !names(fault->call, function) || !take_one(fault))
             continue;
         if (kind == SIM_FAULT_ERROR)
             return (int)fault->value;
@@ -165,6 +165,18 @@ int sim_fault_act(struct sim_page *page, const char *function)
             pause_us(1000);
     }
     return 0;
+}
+
+bool sim_fault_midway(struct sim_page *page, const char *function)
+{
+    unsigned n = __atomic_load_n(&page->nfaults, __ATOMIC_SEQ_CST);
+    for (unsigned i = 0; i < n && i < SIM_FAULTS; i++) {
+        struct sim_fault *fault = &page->faults[i];
+        if (__atomic_load_n(&fault->kind, __ATOMIC_SEQ_CST) == SIM_FAULT_MIDWAY &&
+            names(fault->call, function) && take_one(fault))
+            return true;
+    }
+    return false;
 }
 
 /* The device file's permission decides, also the device cgroup's. No driver is behind it: ENXIO or

@@ -39,6 +39,9 @@ bool sim_hello(int sock, struct sim_node *node, struct sim_page **page);
  * to answer, 0: none. */
 int sim_fault_act(struct sim_page *page, const char *function);
 
+/* Whether the function has to fail in the midst of its work. */
+bool sim_fault_midway(struct sim_page *page, const char *function);
+
 static inline int sim_fault(struct sim_page *page, const char *function)
 {
     return page && __atomic_load_n(&page->nfaults, __ATOMIC_RELAXED) ? sim_fault_act(page, function)

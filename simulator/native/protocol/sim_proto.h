@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC     0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION   5u
+#define SIM_VERSION   6u
 #define SIM_SOCK      "sim.sock"
 #define SIM_TRACE     "trace.bin"
 #define SIM_CONTROL   "control" /* st_dev and st_ino of the control device, or "none" */
@@ -147,11 +147,45 @@ enum sim_req_type {
      * The memory stays on the card until the number is given back, or the process ends */
     SIM_REQ_HOLD = 15,
     SIM_REQ_LET_GO = 16, /* a = the number */
+    /* a = pid, b = enum sim_order_what, c and d as that says -> a as that says; of any process */
+    SIM_REQ_CHECKPOINT = 17,
+    /* a = id of the thread that carries out orders -> rep, carries its socket for struct sim_order
+     */
+    SIM_REQ_AGENT = 18,
+    SIM_REQ_CTX_BYTES = 19, /* a = context id -> a = bytes of its allocations */
+    /* while an order to checkpoint, or to restore, is carried out: the contexts leave the card; b:
+     * they come back to the cards that the order says */
+    SIM_REQ_PARK = 20,
+    SIM_REQ_UNPARK = 21,
     /* text: a command of serve/gpu_faults.c, from root only -> rep; a = what it reached */
     SIM_REQ_CONTROL = 32,
     /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */
     SIM_REQ_LIMIT_SET = 33,
     SIM_REQ_LIMIT_GET = 34 /* a = card, text -> a = soft, b = hard, c = used */
+};
+
+/* What one process asks of another one, by SIM_REQ_CHECKPOINT. Answers are a CUresult. */
+enum sim_order_what {
+    SIM_ORDER_STATE,  /* -> a = a CUprocessState */
+    SIM_ORDER_THREAD, /* -> a = id of the thread that carries out orders */
+    SIM_ORDER_LOCK,   /* c = milliseconds, 0: without a limit */
+    SIM_ORDER_CHECKPOINT,
+    SIM_ORDER_RESTORE, /* c = cards that move, a bit each; d = where to, 4 bits each */
+    SIM_ORDER_UNLOCK,
+    SIM_ORDER_CANCEL /* the device side's: the order with this number is given up */
+};
+
+/* The device side to the thread of a process, and its answer. One at a time, but for CANCEL. */
+struct sim_order {
+    uint64_t number;
+    uint32_t what, moves;           /* moves, where_to: c and d of SIM_ORDER_RESTORE */
+    uint64_t where_to, deadline_ns; /* deadline: CLOCK_MONOTONIC; 0: none */
+};
+
+struct sim_order_done {
+    uint64_t number;
+    int32_t status;  /* a CUresult */
+    uint32_t broken; /* it ended in the midst: the process cannot go on */
 };
 
 #define SIM_TEXT 1024u /* longest text of a request, with its end */
@@ -233,7 +267,13 @@ struct sim_util {
 #define SIM_RULES    96u
 #define SIM_CALL_LEN 64u
 
-enum sim_fault_kind { SIM_FAULT_NONE, SIM_FAULT_ERROR, SIM_FAULT_DELAY, SIM_FAULT_HANG };
+enum sim_fault_kind {
+    SIM_FAULT_NONE,
+    SIM_FAULT_ERROR,
+    SIM_FAULT_DELAY,
+    SIM_FAULT_HANG,
+    SIM_FAULT_MIDWAY
+};
 
 struct sim_fault {
     /* base name of a function of libcuda or NVML, or *: any of libcuda, nvml*: any of NVML */

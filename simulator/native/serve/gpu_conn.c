@@ -60,7 +60,7 @@ static struct gpu_conn *make_conn(struct gpu *gpu, int sock)
     conn->sock = sock;
     conn->pid = cred.pid;
     conn->uid = cred.uid;
-    conn->page_fd = -1;
+    conn->page_fd = conn->agent.sock = -1;
     conn->pidfd = open_pidfd(sock, cred.pid);
     conn->mem = open_memory(cred.pid, cred.uid);
     conn->watch = (struct gpu_watch){SRC_CONN, conn};
@@ -133,6 +133,7 @@ static bool linger(struct gpu_conn *conn)
         gpu_ctx_poison(ctx, CUDA_ERROR_DEINITIALIZED);
     }
     epoll_ctl(conn->gpu->epoll, EPOLL_CTL_DEL, conn->sock, NULL);
+    gpu_orders_forget(conn);
     gpu_unpin_all(conn);
     close(conn->pidfd); /* the last descriptor of it: epoll forgets it */
     conn->pidfd = timer;
@@ -147,6 +148,7 @@ void gpu_conn_end(struct gpu_conn *conn, const char *why)
     if (conn->gone || (!why && linger(conn)))
         return;
     conn->gone = true;
+    gpu_orders_forget(conn);
     rm_forget(conn);
     if (why)
         fprintf(stderr, "qgpu-simgpu: process %d was thrown off the cards: %s\n", (int)conn->pid,
@@ -157,6 +159,8 @@ void gpu_conn_end(struct gpu_conn *conn, const char *why)
     gpu_let_all_go(conn);
     while (conn->ctxs)
         gpu_ctx_destroy(conn->ctxs);
+    while (conn->parked)
+        gpu_ctx_destroy(conn->parked);
     struct gpu_conn **link = &gpu->conns;
     while (*link != conn)
         link = &(*link)->next;

@@ -13,6 +13,8 @@
  *   delay call=NAME us=U [times=K] [pid=P]    the function takes that much longer
  *   error call=NAME code=C [times=K] [pid=P]  the function answers code and does nothing
  *   block call=NAME [times=K] [pid=P]  the function does not return until "clear"
+ *   midway call=NAME [times=K] [pid=P] it fails when half is done: cuCheckpointProcessCheckpoint or
+ *                                      cuCheckpointProcessRestore; pid is the target
  *   errno call=rm.NAME code=C [times=K] [pid=P]  the ioctl fails with that errno
  *   clear [pid=P]                      no delay, error, errno or block any more
  *   flush                              no fault: what the cards executed so far reaches the trace
@@ -157,6 +159,12 @@ static int on_ioctls(struct gpu *gpu, const struct words *words, uint64_t *reach
     return rm_fault_add(gpu->rm, &fault) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static bool has_midst(const char *call)
+{
+    return strcmp(call, "cuCheckpointProcessCheckpoint") == 0 ||
+           strcmp(call, "cuCheckpointProcessRestore") == 0;
+}
+
 static int on_calls(struct gpu *gpu, const struct words *words, uint64_t *reached)
 {
     struct sim_fault fault = {.left = words->times ? (int32_t)words->times : -1};
@@ -170,6 +178,8 @@ static int on_calls(struct gpu *gpu, const struct words *words, uint64_t *reache
         fault.value = (uint32_t)words->code;
     } else if (strcmp(words->verb, "block") == 0) {
         fault.kind = SIM_FAULT_HANG;
+    } else if (strcmp(words->verb, "midway") == 0 && has_midst(words->call)) {
+        fault.kind = SIM_FAULT_MIDWAY;
     }
     if (!fault.kind || !words->call[0] || words->times > INT32_MAX || fault.value > 3600000000u)
         return CUDA_ERROR_INVALID_VALUE;

@@ -126,14 +126,17 @@ static bool settle(struct gpu *gpu)
         read_rings(gpu);
         if (polling(gpu)) {
             rm_settle(gpu, gpu_now());
+            gpu_orders_settle(gpu, gpu_now());
             set_ticking(gpu, gpu->nctx > 0);
             return true;
         }
         again = ask_for_bells(gpu);
     }
     rm_settle(gpu, gpu_now());
-    uint64_t now = gpu_now(), due = rm_next(gpu);
+    gpu_orders_settle(gpu, gpu_now());
+    uint64_t now = gpu_now(), due = rm_next(gpu), late = gpu_orders_next(gpu);
     next = due < next ? due : next;
+    next = late < next ? late : next;
     for (unsigned i = 0; i < gpu->config.cards; i++)
         if (gpu->cards[i].model.ctxs) {
             uint64_t at = gpu_card_next(&gpu->cards[i], now);
@@ -173,6 +176,10 @@ static void handle(struct gpu *gpu, const struct gpu_watch *watch)
         break;
     case SRC_OPENER:
         gpu_fuse_handed(&gpu->rm->fuse);
+        break;
+    case SRC_AGENT:
+        if (((struct gpu_conn *)watch->object)->agent.sock >= 0)
+            gpu_agent_readable(watch->object);
         break;
     case SRC_BELL: /* settle() reads every ring */
         break;

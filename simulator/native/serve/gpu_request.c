@@ -40,7 +40,7 @@ static void answer(struct gpu_conn *conn, void *message, uint32_t size, int stat
         gpu_conn_end(conn, "it does not read its answers");
 }
 
-static void answer_plain(struct gpu_conn *conn, int status, uint64_t a)
+void gpu_answer_plain(struct gpu_conn *conn, int status, uint64_t a)
 {
     struct sim_rep rep = {.a = a};
     answer(conn, &rep, sizeof rep, status, NULL, 0);
@@ -58,7 +58,7 @@ static void bind_groups(struct gpu_conn *conn, const struct sim_req *req)
     struct gpu_ctx *ctx = gpu_ctx_find(conn->gpu, (uint32_t)req->a);
     bool ok =
         ctx && ctx->conn == conn && rm_bind(ctx, conn->control, (uint32_t)(req->a >> 32), groups);
-    answer_plain(conn, ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE, 0);
+    gpu_answer_plain(conn, ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE, 0);
 }
 
 static void answer_hello(struct gpu_conn *conn)
@@ -103,12 +103,12 @@ static void create_ctx(struct gpu_conn *conn, struct gpu_card *card)
         room = gpu_has_room(conn, card, gpu->config.context_bytes);
     }
     if (!room || conn->nctx >= GPU_MAX_CTX_PROC || gpu->nctx >= GPU_MAX_CTX) {
-        answer_plain(conn, CUDA_ERROR_OUT_OF_MEMORY, 0);
+        gpu_answer_plain(conn, CUDA_ERROR_OUT_OF_MEMORY, 0);
         return;
     }
     struct gpu_ctx *ctx = gpu_ctx_create(conn, card, &memfd);
     if (!ctx) {
-        answer_plain(conn, CUDA_ERROR_OPERATING_SYSTEM, 0);
+        gpu_answer_plain(conn, CUDA_ERROR_OPERATING_SYSTEM, 0);
         return;
     }
     struct sim_rep rep = {.a = ctx->id};
@@ -173,7 +173,7 @@ static void destroy_ctx(struct gpu_conn *conn, struct gpu_ctx *ctx)
 {
     gpu_card_sync(ctx->card);
     gpu_ctx_destroy(ctx);
-    answer_plain(conn, CUDA_SUCCESS, 0);
+    gpu_answer_plain(conn, CUDA_SUCCESS, 0);
 }
 
 static void alloc_request(struct gpu_conn *conn, struct gpu_ctx *ctx, uint64_t bytes)
@@ -187,20 +187,23 @@ static void alloc_request(struct gpu_conn *conn, struct gpu_ctx *ctx, uint64_t b
             return;
         status = gpu_ctx_alloc(ctx, bytes, &id);
     }
-    answer_plain(conn, status, id);
+    gpu_answer_plain(conn, status, id);
 }
 
 static void ctx_request(struct gpu_conn *conn, const struct sim_req *req)
 {
     struct gpu_ctx *ctx = req->a <= UINT32_MAX ? gpu_ctx_find(conn->gpu, (uint32_t)req->a) : NULL;
     if (!ctx || ctx->conn != conn) {
-        answer_plain(conn, CUDA_ERROR_INVALID_CONTEXT, 0);
+        gpu_answer_plain(conn, CUDA_ERROR_INVALID_CONTEXT, 0);
     } else if (req->type == SIM_REQ_CTX_DESTROY) {
         destroy_ctx(conn, ctx);
     } else if (req->type == SIM_REQ_ALLOC) {
         alloc_request(conn, ctx, req->b);
+    } else if (req->type == SIM_REQ_CTX_BYTES) {
+        gpu_card_sync(ctx->card); /* asynchronous frees that are due count */
+        gpu_answer_plain(conn, CUDA_SUCCESS, ctx->mem - conn->gpu->config.context_bytes);
     } else {
-        answer_plain(conn, gpu_ctx_free(ctx, req->b), 0);
+        gpu_answer_plain(conn, gpu_ctx_free(ctx, req->b), 0);
     }
 }
 
@@ -210,7 +213,7 @@ static void pin_request(struct gpu_conn *conn, const struct sim_req *req)
         gpu_pin(conn, req->a, req->b);
     else
         gpu_unpin(conn, req->a);
-    answer_plain(conn, CUDA_SUCCESS, 0);
+    gpu_answer_plain(conn, CUDA_SUCCESS, 0);
 }
 
 static void hold_request(struct gpu_conn *conn, const struct sim_req *req)
@@ -220,7 +223,41 @@ static void hold_request(struct gpu_conn *conn, const struct sim_req *req)
         gpu_let_go(conn, req->a);
     else if (req->a <= UINT32_MAX)
         id = gpu_hold(conn, (uint32_t)req->a, req->b);
-    answer_plain(conn, CUDA_SUCCESS, id);
+    gpu_answer_plain(conn, CUDA_SUCCESS, id);
+}
+
+static void agent_request(struct gpu_conn *conn, const struct sim_req *req)
+{
+    struct sim_rep rep = {0};
+    int fd = -1, status = gpu_agent_open(conn, req->a, &fd);
+    answer(conn, &rep, sizeof rep, status, &fd, fd >= 0);
+    if (fd >= 0)
+        close(fd);
+}
+
+static int unpark(struct gpu_conn *conn)
+{
+    int status = gpu_unpark_as_ordered(conn);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+        gpu_reap_dead(conn->gpu);
+        status = conn->gone ? status : gpu_unpark_as_ordered(conn);
+    }
+    return status;
+}
+
+/* The process leaves its cards, or comes back, as it was ordered to. Its file of the control device
+ * is another one then, whoever may still have the old one. */
+static void park_request(struct gpu_conn *conn, const struct sim_req *req)
+{
+    bool leaves = req->type == SIM_REQ_PARK;
+    int status = CUDA_ERROR_ILLEGAL_STATE;
+    if (gpu_is_ordered(conn, leaves ? SIM_ORDER_CHECKPOINT : SIM_ORDER_RESTORE))
+        status = leaves ? gpu_park(conn) : unpark(conn);
+    if (conn->gone)
+        return;
+    if (leaves && status == CUDA_SUCCESS)
+        rm_forget(conn);
+    gpu_answer_plain(conn, status, 0);
 }
 
 /* For events that processes share. A context that is not there runs nothing. */
@@ -232,7 +269,7 @@ static void reached_request(struct gpu_conn *conn, const struct sim_req *req)
         gpu_card_sync(ctx->card);
         reached = ctx->model->streams[req->b].done_seq >= req->c;
     }
-    answer_plain(conn, CUDA_SUCCESS, reached);
+    gpu_answer_plain(conn, CUDA_SUCCESS, reached);
 }
 
 /* Requests with a text. The control interface is for tests, memory limits are the driver's; both
@@ -271,8 +308,20 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
         return;
     }
     if (req->type == SIM_REQ_CTX_DESTROY || req->type == SIM_REQ_ALLOC ||
-        req->type == SIM_REQ_FREE) {
+        req->type == SIM_REQ_FREE || req->type == SIM_REQ_CTX_BYTES) {
         ctx_request(conn, req);
+        return;
+    }
+    if (req->type == SIM_REQ_CHECKPOINT) {
+        gpu_order_request(conn, req);
+        return;
+    }
+    if (req->type == SIM_REQ_AGENT) {
+        agent_request(conn, req);
+        return;
+    }
+    if (req->type == SIM_REQ_PARK || req->type == SIM_REQ_UNPARK) {
+        park_request(conn, req);
         return;
     }
     if (req->type == SIM_REQ_CONTROL_FILE) {
@@ -296,7 +345,7 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
         return;
     }
     if (req->a >= gpu->config.cards) {
-        answer_plain(conn, CUDA_ERROR_INVALID_DEVICE, 0);
+        gpu_answer_plain(conn, CUDA_ERROR_INVALID_DEVICE, 0);
         return;
     }
     struct gpu_card *card = &gpu->cards[req->a];

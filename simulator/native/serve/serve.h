@@ -27,6 +27,18 @@ void gpu_bury(struct gpu *gpu);
 void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *text);
 void gpu_answer_file(struct gpu_conn *conn, int fd); /* of the control device; -1: there is none */
 
+void gpu_answer_plain(struct gpu_conn *conn, int status, uint64_t a);
+
+/* gpu_orders.c: what processes ask of others; may answer later. fd: the agent's end */
+int gpu_agent_open(struct gpu_conn *conn, uint64_t tid, int *fd);
+void gpu_agent_readable(struct gpu_conn *target);
+void gpu_order_request(struct gpu_conn *caller, const struct sim_req *req);
+bool gpu_is_ordered(const struct gpu_conn *conn, uint32_t what);
+int gpu_unpark_as_ordered(struct gpu_conn *conn);
+void gpu_orders_settle(struct gpu *gpu, uint64_t now);
+uint64_t gpu_orders_next(const struct gpu *gpu); /* when the first of them is over its time */
+void gpu_orders_forget(struct gpu_conn *conn);   /* it ends */
+
 /* gpu_faults.c: one command in words; a CUresult, *reached: contexts or processes. complain: to
  * stderr */
 int gpu_fault_command(struct gpu *gpu, const char *command, uint64_t *reached, bool complain);

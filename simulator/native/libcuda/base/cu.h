@@ -188,16 +188,40 @@ CUresult cu_not_ready(void); /* CUDA_ERROR_NOT_READY, or that the device side is
 CUresult cu_ready_in(const char *function);
 #define cu_ready() cu_ready_in(__func__)
 
+/* cu_gate.c: calls of a locked process wait. They do so where they begin, and before each thing
+ * that reaches the card or moves contents. All such things are guarded by locks. Whoever locks the
+ * process shuts the gate and passes through all of these locks: then nobody is within. */
+extern uint32_t cu_gate_word;            /* atomic; not 0: it is shut */
+extern __thread unsigned cu_gate_exempt; /* not 0: the gate is none for this thread */
+void cu_gate_set(bool shut);
+void cu_gate_wait(void);
+void cu_gate_lock(pthread_mutex_t *lock); /* with the gate open */
+/* What makes or ends a context is within as a whole. */
+extern pthread_rwlock_t cu_gate_contexts;
+void cu_gate_begin(void);
+void cu_gate_end(void);
+
+static inline bool cu_gate_shut(void)
+{
+    return __atomic_load_n(&cu_gate_word, __ATOMIC_ACQUIRE) && !cu_gate_exempt;
+}
+
 /* Where every function of the API begins, by CU_BOTH, cu_ready() or cu_current(): faults on demand
  * act here. */
 static inline CUresult cu_enter(const char *function)
 {
+    if (cu_gate_shut())
+        cu_gate_wait();
     return (CUresult)sim_fault(cu.page, function);
 }
+
+/* checkpoint/cu_agent.c */
+CUresult cu_agent_start(void);
 
 /* cu_rm.c */
 CUresult cu_rm_open(void);
 void cu_rm_close(void);
+void cu_rm_leave(void); /* the process gives all back; cu_rm_open() begins anew */
 CUresult cu_rm_context(CUcontext ctx);
 void cu_rm_context_gone(CUcontext ctx);
 
@@ -205,6 +229,8 @@ void cu_rm_context_gone(CUcontext ctx);
 void *cu_handle_new(enum cu_magic kind);
 void cu_handle_free(enum cu_magic kind, void *handle);
 bool cu_handle_ok(enum cu_magic kind, const void *handle);
+/* The handle at a place in its arena; NULL: none there. *more: there are later ones. */
+void *cu_handle_at(enum cu_magic kind, size_t place, bool *more);
 /* A handle that stays the owner's: it is refused until it is opened again, and never another's. */
 void cu_handle_close(void *handle);
 void cu_handle_open(enum cu_magic kind, void *handle);

@@ -41,13 +41,14 @@ static void after_fork(void)
 {
     if (cu.initialised)
         cu.forked = true;
+    cu_gate_set(false);
 }
 
 static CUresult exchange(const struct sim_req *req, void *answer, size_t size, int *fds,
                          unsigned nfds)
 {
     struct sim_rep *rep = answer;
-    pthread_mutex_lock(&cu.sock_lock);
+    cu_gate_lock(&cu.sock_lock);
     bool ok = !cu.lost && cu.sock >= 0 && sim_exchange(cu.sock, req, answer, size, fds, nfds);
     if (!ok)
         cu.lost = true;
@@ -165,6 +166,8 @@ CUresult cu_connect(void)
         status = list_devices();
     if (status == CUDA_SUCCESS)
         status = cu_rm_open();
+    if (status == CUDA_SUCCESS)
+        status = cu_agent_start();
     if (status != CUDA_SUCCESS) {
         close(cu.sock);
         cu.sock = -1;

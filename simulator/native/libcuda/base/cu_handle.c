@@ -100,3 +100,13 @@ bool cu_handle_ok(enum cu_magic kind, const void *handle)
     return base && offset < arena->item * arena->count && offset % arena->item == 0 &&
            *(const enum cu_magic *)handle == kind;
 }
+
+void *cu_handle_at(enum cu_magic kind, size_t place, bool *more)
+{
+    const struct arena *arena = arena_of(kind);
+    pthread_mutex_lock(&lock);
+    *more = place < arena->used;
+    char *handle = *more ? arena->base + arena->item * place : NULL;
+    pthread_mutex_unlock(&lock);
+    return handle && cu_handle_ok(kind, handle) ? handle : NULL;
+}

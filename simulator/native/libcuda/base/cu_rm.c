@@ -137,6 +137,18 @@ CUresult cu_rm_open(void)
     return CUDA_SUCCESS;
 }
 
+/* What is made of a client goes with it, also where another process has the file. */
+void cu_rm_leave(void)
+{
+    if (cu.rm.fd < 0)
+        return;
+    release(cu.rm.memory_client, cu.rm.memory_client, &cu.rm.memory_client);
+    release(cu.rm.client, cu.rm.client, &cu.rm.client);
+    for (int i = 0; i < cu.ndevices; i++)
+        cu.devices[i].rm = (struct cu_rm_place){0};
+    cu_rm_close();
+}
+
 /* ---- cards ---- */
 
 static CUresult make_device(uint32_t client, const struct cu_device *device, uint32_t *handle)

@@ -83,7 +83,7 @@ static CUresult remove_from_card(CUcontext ctx)
     return status;
 }
 
-CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *device)
+static CUresult start(CUcontext ctx, unsigned flags, struct cu_device *device)
 {
     CUresult status = map_shared(ctx, device);
     if (status != CUDA_SUCCESS)
@@ -103,11 +103,22 @@ CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *devic
     return status;
 }
 
+CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *device)
+{
+    cu_gate_begin();
+    CUresult status = start(ctx, flags, device);
+    cu_gate_end();
+    return status;
+}
+
 CUresult cu_context_end(CUcontext ctx)
 {
     cu_storage_end(ctx);
+    cu_gate_begin();
     cu_stream_sync(&ctx->all);
-    return remove_from_card(ctx);
+    CUresult status = remove_from_card(ctx);
+    cu_gate_end();
+    return status;
 }
 
 /* A context, or the handle of a primary one that is not active now: it can be made current, and is

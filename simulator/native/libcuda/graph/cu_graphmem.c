@@ -163,7 +163,7 @@ static CUresult add_alloc(CUgraphNode *out, CUgraph graph, CUdevice dev, uint64_
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cu_device_of(dev, &device));
     CU_TRY(cu_keeper(device, &node.ctx));
-    CU_TRY(cu_alloc_borrow(&node.ptr, bytes, node.ctx, dev, 0));
+    CU_TRY(cu_alloc_borrow(&node.ptr, bytes, node.ctx, dev, 0, false));
     node.owned = calloc(1, sizeof *node.owned);
     CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);

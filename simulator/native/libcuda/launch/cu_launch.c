@@ -132,7 +132,8 @@ struct host_call {
 struct cu_host_queue { /* one per stream slot; lives as long as the process */
     CUcontext ctx;
     uint32_t slot;
-    pthread_mutex_t lock;
+    pthread_mutex_t order; /* calls of one stream keep the order of their commands */
+    pthread_mutex_t lock;  /* of the list. Never waits for the gate: earlier calls have to run */
     pthread_cond_t more;
     struct host_call *first, **last;
 };
@@ -155,7 +156,7 @@ static void *run_calls(void *arg)
     struct cu_host_queue *queue = arg;
     for (;;) {
         struct host_call *call = next_call(queue);
-        CUresult status = cu_wait_seq(queue->ctx, queue->slot, call->fence);
+        CUresult status = cu_wait_work(queue->ctx, queue->slot, call->fence);
         if (call->callback)
             call->callback(call->handle, status, call->data);
         else if (status == CUDA_SUCCESS)
@@ -179,6 +180,7 @@ static struct cu_host_queue *queue_of(CUstream stream)
         if (queue) {
             *queue = (struct cu_host_queue){.ctx = stream->ctx, .slot = stream->slot};
             queue->last = &queue->first;
+            pthread_mutex_init(&queue->order, NULL);
             pthread_mutex_init(&queue->lock, NULL);
             pthread_cond_init(&queue->more, NULL);
             if (pthread_create(&thread, NULL, run_calls, queue) == 0) {
@@ -199,16 +201,18 @@ static CUresult enqueue(CUstream stream, struct host_call *call)
     struct sim_cmd cmd = {.op = SIM_OP_HOST};
     CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
     if (queue) {
-        pthread_mutex_lock(&queue->lock); /* calls of one stream keep the order of their commands */
+        pthread_mutex_lock(&queue->order);
         status = cu_fence(stream, &call->fence);
         if (status == CUDA_SUCCESS)
             status = cu_push(stream, &cmd, true, &call->seq);
         if (status == CUDA_SUCCESS) {
+            pthread_mutex_lock(&queue->lock);
             *queue->last = call;
             queue->last = &call->next;
             pthread_cond_signal(&queue->more);
+            pthread_mutex_unlock(&queue->lock);
         }
-        pthread_mutex_unlock(&queue->lock);
+        pthread_mutex_unlock(&queue->order);
     }
     return status;
 }

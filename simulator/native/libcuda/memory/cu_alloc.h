@@ -30,6 +30,8 @@ struct cu_alloc {
     enum owner owner;
     CUmemoryPool pool; /* POOLED */
     uint8_t *shadow;   /* NULL until needed */
+    uint8_t *away;     /* its pages while checkpointed, else NULL */
+    bool shared;       /* with other processes, either way */
     uint8_t *made;     /* one bit per chunk that has contents of its own */
     uint32_t fill;     /* contents of the others, a 32-bit pattern */
     unsigned flags;    /* VIRTUAL, BORROWED: ordinal of the device */
@@ -38,8 +40,9 @@ struct cu_alloc {
 
 extern pthread_rwlock_t cu_alloc_lock;
 
-/* Under the lock: the entry that an address lies in, or NULL. */
+/* Under the lock: the entry that an address lies in, or NULL; the entry at a place, or NULL. */
 struct cu_alloc *cu_alloc_find(CUdeviceptr ptr);
+struct cu_alloc *cu_alloc_at(size_t place);
 
 /* These lock. take: the entry with exactly this base and a kind from low to high, out of the table,
  * or NULL. */
@@ -49,10 +52,10 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
 /* Of an entry that was taken out. */
 void cu_alloc_release(struct cu_alloc *alloc);
 
-/* Address space for memory with another owner: an import, memory of a graph. It ends with the
- * context, which need not be of the memory's device. hold: a number of SIM_REQ_HOLD, or 0. */
+/* Address space for memory with another owner: an import (shared), memory of a graph. It ends with
+ * the context, which need not be of the memory's device. hold: a number of SIM_REQ_HOLD, or 0. */
 CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device,
-                         uint64_t hold);
+                         uint64_t hold, bool shared);
 
 /* The context that keeps a device's memory on the device side: the primary one, or the current one.
  */
@@ -66,7 +69,8 @@ void cu_pool_forget(CUcontext ctx);
 /* a pool of another process: nothing comes out of it */
 CUresult cu_pool_import(CUmemoryPool *out, CUdevice device);
 CUdevice cu_pool_device(CUmemoryPool pool); /* -1: of the host */
-/* the devices besides its own that have access, a bit each */
+/* the devices besides its own that have access, a bit each, and CU_POOL_EXPORTED */
+#define CU_POOL_EXPORTED (1u << 31)
 uint32_t *cu_pool_reachable(CUmemoryPool pool);
 
 /* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this.
@@ -88,6 +92,9 @@ bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *dev
 
 /* Address space; NULL if there is none. */
 void *cu_alloc_reserve(size_t size, int access);
+
+/* cu_share.c: atomic; pools that were exported, and external memory */
+extern unsigned cu_shared;
 
 /* cu_memory.c */
 void cu_memory_forget(CUcontext ctx);

@@ -12,6 +12,17 @@
 
 #define CHUNK 65536ull
 
+/* With the gate open: contents are where they belong. */
+static void lock_contents(void)
+{
+    pthread_rwlock_wrlock(&cu_alloc_lock);
+    while (cu_gate_shut()) {
+        pthread_rwlock_unlock(&cu_alloc_lock);
+        cu_gate_wait();
+        pthread_rwlock_wrlock(&cu_alloc_lock);
+    }
+}
+
 /* Makes the chunks that [offset, offset + bytes) touches real; fresh ones get the pattern. The lock
  * is held. */
 static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t bytes)
@@ -90,7 +101,7 @@ CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
     uint8_t *to, *from;
     if (!bytes)
         return CUDA_SUCCESS;
-    pthread_rwlock_wrlock(&cu_alloc_lock);
+    lock_contents();
     CUresult status = reach(src, bytes);
     if (status == CUDA_SUCCESS)
         status = reach(dst, bytes);
@@ -152,7 +163,7 @@ CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t 
         return CUDA_ERROR_INVALID_VALUE;
     if (!count)
         return CUDA_SUCCESS;
-    pthread_rwlock_wrlock(&cu_alloc_lock);
+    lock_contents();
     struct cu_alloc *alloc = cu_alloc_find(dst);
     if (!alloc)
         status = CUDA_ERROR_INVALID_VALUE;
@@ -169,7 +180,7 @@ CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address)
 {
     uint8_t *at = NULL;
     size_t part = bytes;
-    pthread_rwlock_wrlock(&cu_alloc_lock);
+    lock_contents();
     CUresult status = cu_alloc_find(ptr) ? side(ptr, &part, &at) : CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_unlock(&cu_alloc_lock);
     *address = (uint64_t)(uintptr_t)at;

@@ -36,6 +36,11 @@ struct cu_alloc *cu_alloc_find(CUdeviceptr ptr)
     return at && ptr - table[at - 1]->base < table[at - 1]->size ? table[at - 1] : NULL;
 }
 
+struct cu_alloc *cu_alloc_at(size_t place)
+{
+    return place < used ? table[place] : NULL;
+}
+
 CUresult cu_alloc_insert(const struct cu_alloc *entry)
 {
     CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
@@ -88,6 +93,8 @@ void cu_alloc_release(struct cu_alloc *alloc)
         cu_request(SIM_REQ_UNPIN, alloc->base, 0, &rep, sizeof rep, NULL, 0);
     if (own && alloc->shadow)
         munmap(alloc->shadow, alloc->size);
+    if (alloc->away)
+        munmap(alloc->away, alloc->size);
     if (alloc->owner == POOLED)
         cu_pool_returned(alloc);
     else if (own && alloc->kind != REGISTERED)
@@ -154,13 +161,14 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUconte
 }
 
 CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx, CUdevice device,
-                         uint64_t hold)
+                         uint64_t hold, bool shared)
 {
     struct cu_alloc alloc = {.size = bytes,
                              .ctx = ctx,
                              .kind = DEVICE,
                              .owner = BORROWED,
                              .id = hold,
+                             .shared = shared,
                              .flags = (unsigned)device};
     void *base = cu_alloc_reserve(bytes, PROT_NONE);
     alloc.base = (CUdeviceptr)base;

@@ -115,6 +115,7 @@ static void end_if_empty(CUmemoryPool pool)
     if (!pool->dying || pool->chunks)
         return;
     pool->dying = false;
+    __atomic_sub_fetch(&cu_shared, pool->reachable / CU_POOL_EXPORTED, __ATOMIC_RELAXED);
     cu_handle_free(CU_POOL, pool);
 }
 

@@ -18,6 +18,8 @@
 #define MAGIC_IPC     0x43504951u
 #define MAGIC_POINTER 0x52544951u
 
+unsigned cu_shared;
+
 struct ticket { /* inside of a CUipcMemHandle or CUmemPoolPtrExportData, 64 bytes both */
     uint32_t magic, index;
     int32_t pid;
@@ -50,11 +52,12 @@ bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *dev
 
 static CUresult ticket_for(CUdeviceptr ptr, uint32_t magic, struct ticket *out)
 {
-    pthread_rwlock_rdlock(&cu_alloc_lock);
-    const struct cu_alloc *alloc = cu_alloc_find(ptr);
+    pthread_rwlock_wrlock(&cu_alloc_lock);
+    struct cu_alloc *alloc = cu_alloc_find(ptr);
     bool ok = alloc && alloc->kind == DEVICE && alloc->owner != BORROWED &&
               cu_handle_ok(CU_CTX, alloc->ctx);
-    if (ok)
+    if (ok) {
+        alloc->shared = true;
         *out = (struct ticket){.magic = magic,
                                .index = alloc->ctx->device->info.index,
                                .pid = getpid(),
@@ -62,6 +65,7 @@ static CUresult ticket_for(CUdeviceptr ptr, uint32_t magic, struct ticket *out)
                                .size = alloc->size,
                                .base = alloc->base,
                                .id = alloc->id};
+    }
     pthread_rwlock_unlock(&cu_alloc_lock);
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -81,7 +85,7 @@ static CUresult open_ticket(CUdeviceptr *out, const struct ticket *ticket)
         CU_TRY(cu_request(SIM_REQ_HOLD, ticket->ctx, ticket->id, &held, sizeof held, NULL, 0));
     if (ticket->id && !held.a)
         return CUDA_ERROR_INVALID_VALUE; /* it was freed */
-    CUresult status = cu_alloc_borrow(out, ticket->size, ctx, device, held.a);
+    CUresult status = cu_alloc_borrow(out, ticket->size, ctx, device, held.a, true);
     if (status != CUDA_SUCCESS && held.a)
         cu_request(SIM_REQ_LET_GO, held.a, 0, &ignored, sizeof ignored, NULL, 0);
     return status;
@@ -152,6 +156,9 @@ CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool,
             close(file);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
+    uint32_t before =
+        __atomic_fetch_or(cu_pool_reachable(pool), CU_POOL_EXPORTED, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&cu_shared, !(before & CU_POOL_EXPORTED), __ATOMIC_RELAXED);
     *(int *)out = file;
     return CUDA_SUCCESS;
 }
@@ -216,6 +223,7 @@ CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *out,
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *made = (struct CUextMemory_st){made, ctx, desc->size, rep.a, desc->handle.fd};
+    __atomic_add_fetch(&cu_shared, 1, __ATOMIC_RELAXED);
     *out = made;
     return CUDA_SUCCESS;
 }
@@ -228,7 +236,7 @@ CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMem
         !desc->size || desc->size > memory->size - desc->offset)
         return CUDA_ERROR_INVALID_VALUE;
     return cu_alloc_borrow(out, desc->size, memory->ctx,
-                           (CUdevice)(memory->ctx->device - cu.devices), 0);
+                           (CUdevice)(memory->ctx->device - cu.devices), 0, true);
 }
 
 CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory memory)
@@ -239,6 +247,7 @@ CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory memory)
         return CUDA_ERROR_INVALID_VALUE;
     if (cu_handle_ok(CU_CTX, memory->ctx))
         cu_request(SIM_REQ_FREE, memory->ctx->id, memory->id, &rep, sizeof rep, NULL, 0);
+    __atomic_sub_fetch(&cu_shared, 1, __ATOMIC_RELAXED);
     memory->self = NULL;
     close(memory->fd); /* the import took it over */
     free(memory);

@@ -147,6 +147,11 @@ struct cu_physical *cu_vmm_find(CUmemGenericAllocationHandle handle)
     return at;
 }
 
+struct cu_physical *cu_vmm_first(void)
+{
+    return physicals;
+}
+
 struct cu_physical *cu_vmm_if_unused(struct cu_physical *physical)
 {
     struct cu_physical **link = &physicals;
@@ -171,6 +176,8 @@ void cu_vmm_give_back(struct cu_physical *gone)
         cu_request(SIM_REQ_LET_GO, gone->hold, 0, &rep, sizeof rep, NULL, 0);
     cu_vmm_holder_gone((void *)(uintptr_t)gone->handle);
     munmap(gone->contents, gone->size);
+    if (gone->away)
+        munmap(gone->away, gone->size);
     if (gone->file >= 0)
         close(gone->file);
     free(gone);
@@ -215,8 +222,10 @@ CUresult CUDAAPI cuMemExportToShareableHandle(void *out, CUmemGenericAllocationH
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&cu_vmm_lock);
-    const struct cu_physical *physical = cu_vmm_find(handle);
+    struct cu_physical *physical = cu_vmm_find(handle);
     int file = physical && physical->file >= 0 ? cu_export_open(physical->file) : -1;
+    if (file >= 0)
+        physical->shared = true;
     pthread_mutex_unlock(&cu_vmm_lock);
     if (file >= 0)
         *(int *)out = file;
@@ -241,7 +250,7 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
             close(own);
         return known ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     }
-    made->borrowed = true;
+    made->borrowed = made->shared = true;
     struct sim_rep held;
     if (about.id &&
         cu_request(SIM_REQ_HOLD, about.ctx, about.id, &held, sizeof held, NULL, 0) == CUDA_SUCCESS)

@@ -17,7 +17,9 @@ struct cu_physical {
     uint32_t ctx_id;
     CUmemAllocationProp prop;
     uint8_t *contents;
-    int file; /* of the contents, for other processes; -1: cannot be shared */
+    uint8_t *away; /* where the pages of the contents are meanwhile, as in struct cu_alloc */
+    bool shared;   /* with other processes, either way */
+    int file;      /* of the contents, for other processes; -1: cannot be shared */
     /* not ours in the books of the card: imported (its maker has it there), or memory of the
      * host */
     bool borrowed;
@@ -36,6 +38,7 @@ static inline bool cu_vmm_whole(uint64_t size)
 /* Under cu_vmm_lock. if_unused: out of the list when nothing holds it any more, or NULL; the caller
  * gives it back without the lock. */
 struct cu_physical *cu_vmm_find(CUmemGenericAllocationHandle handle);
+struct cu_physical *cu_vmm_first(void);
 struct cu_physical *cu_vmm_if_unused(struct cu_physical *physical);
 void cu_vmm_give_back(struct cu_physical *gone);
 

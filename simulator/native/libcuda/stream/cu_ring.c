@@ -16,10 +16,12 @@
 #include <time.h>
 #include <unistd.h>
 
-/* At most 100 ms, so that the end of the device side is noticed. */
-static void futex_wait(uint32_t *word, uint32_t value)
+#define LONG_NS  100000000 /* the end of the device side is noticed that late */
+#define SHORT_NS 10000000
+
+static void futex_wait(uint32_t *word, uint32_t value, long ns)
 {
-    struct timespec limit = {.tv_nsec = 100000000};
+    struct timespec limit = {.tv_nsec = ns};
     if (syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0) != 0 && errno == ETIMEDOUT)
         cu_server_alive();
 }
@@ -42,7 +44,7 @@ void cu_ring_bell(CUcontext ctx)
         cu_server_alive();
 }
 
-static bool full(CUcontext ctx)
+bool cu_ring_full(CUcontext ctx)
 {
     return ctx->head - __atomic_load_n(&ctx->shm->finished, __ATOMIC_SEQ_CST) >= ctx->shm->depth;
 }
@@ -55,11 +57,11 @@ static CUresult wait_for_room(CUcontext ctx)
     __atomic_add_fetch(&ctx->shm->space_waiters, 1, __ATOMIC_SEQ_CST);
     for (;;) {
         uint32_t gen = __atomic_load_n(&ctx->shm->space_gen, __ATOMIC_SEQ_CST);
-        if (!full(ctx) || (status = gone(ctx)) != CUDA_SUCCESS)
+        if (!cu_ring_full(ctx) || (status = gone(ctx)) != CUDA_SUCCESS)
             break;
         if (write(ctx->bell, &one, sizeof one) < 0)
             cu_server_alive();
-        futex_wait(&ctx->shm->space_gen, gen);
+        futex_wait(&ctx->shm->space_gen, gen, LONG_NS);
     }
     __atomic_sub_fetch(&ctx->shm->space_waiters, 1, __ATOMIC_SEQ_CST);
     return status;
@@ -71,8 +73,8 @@ CUresult cu_push(CUstream stream, const struct sim_cmd *cmd, bool bell, uint64_t
     CUresult status = CUDA_SUCCESS;
     if (stream->capture)
         return cu_capture(stream, cmd);
-    pthread_mutex_lock(&ctx->ring_lock);
-    if (full(ctx))
+    cu_gate_lock(&ctx->ring_lock);
+    if (cu_ring_full(ctx))
         status = wait_for_room(ctx);
     if (status == CUDA_SUCCESS) {
         struct sim_cmd *slot = &ctx->shm->ring[ctx->head % SIM_RING];
@@ -108,18 +110,36 @@ static CUresult wait_word(CUcontext ctx, uint64_t *done, uint32_t *gen, uint32_t
         uint32_t seen = __atomic_load_n(gen, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(done, __ATOMIC_SEQ_CST) >= seq || (status = gone(ctx)) != CUDA_SUCCESS)
             break;
-        futex_wait(gen, seen);
+        futex_wait(gen, seen, LONG_NS);
     }
     __atomic_sub_fetch(waiters, 1, __ATOMIC_SEQ_CST);
     return status == CUDA_SUCCESS ? cu_sticky(ctx) : status; /* it may have ended in a fault */
 }
 
-CUresult cu_wait_seq(CUcontext ctx, uint32_t slot, uint64_t seq)
+CUresult cu_wait_work(CUcontext ctx, uint32_t slot, uint64_t seq)
 {
     struct sim_stream_word *word = &ctx->shm->streams[slot];
-    CUresult status = wait_word(ctx, &word->done_seq, &word->gen, &word->waiters, seq);
+    return wait_word(ctx, &word->done_seq, &word->gen, &word->waiters, seq);
+}
+
+CUresult cu_wait_seq(CUcontext ctx, uint32_t slot, uint64_t seq)
+{
+    CUresult status = cu_wait_work(ctx, slot, seq);
     cu_pool_settle();
     return status;
+}
+
+/* For a thread that has to look elsewhere, too. */
+CUresult cu_wait_shortly(CUcontext ctx, uint32_t slot, uint64_t seq)
+{
+    struct sim_stream_word *word = &ctx->shm->streams[slot];
+    __atomic_add_fetch(&word->waiters, 1, __ATOMIC_SEQ_CST);
+    uint32_t seen = __atomic_load_n(&word->gen, __ATOMIC_SEQ_CST);
+    if (!cu_seq_done(ctx, slot, seq) && gone(ctx) == CUDA_SUCCESS)
+        futex_wait(&word->gen, seen, SHORT_NS);
+    __atomic_sub_fetch(&word->waiters, 1, __ATOMIC_SEQ_CST);
+    CUresult status = gone(ctx);
+    return status == CUDA_SUCCESS && !cu_seq_done(ctx, slot, seq) ? CUDA_ERROR_NOT_READY : status;
 }
 
 CUresult cu_wait_event(CUcontext ctx, uint32_t slot, uint64_t seq)

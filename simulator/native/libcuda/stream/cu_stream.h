@@ -23,6 +23,9 @@ void cu_ipc_end(struct cu_ipc **ipc);
 CUresult cu_push(CUstream stream, const struct sim_cmd *cmd, bool bell, uint64_t *seq);
 CUresult cu_fence(CUstream stream, uint64_t *seq);
 CUresult cu_wait_seq(CUcontext ctx, uint32_t slot, uint64_t seq);
+CUresult cu_wait_work(CUcontext ctx, uint32_t slot, uint64_t seq); /* and pools stay as they are */
+CUresult cu_wait_shortly(CUcontext ctx, uint32_t slot, uint64_t seq); /* or NOT_READY after 10 ms */
+bool cu_ring_full(CUcontext ctx);
 CUresult cu_wait_event(CUcontext ctx, uint32_t slot, uint64_t seq);
 CUresult cu_stream_sync(CUstream stream);
 bool cu_seq_done(CUcontext ctx, uint32_t slot, uint64_t seq);
