@@ -37,8 +37,9 @@ ABI_VERSION := $(shell sed -n 's/^\#define QG_ABI_VERSION  *\([0-9][0-9]*\).*/\1
 export PYTHON3 CC SLURM_INC NATIVE_GRES
 
 # ---- build ----
-PRODUCT_NATIVE := bin/qgpu-arbiter bin/qgpu-hook bin/qgpu-mounts bin/qgpu-simulate bin/qgpu-simgpu \
-                  bin/qgpu-workload shim/libcuda.so.1 shim/libnvidia-ml.so.1 \
+PRODUCT_NATIVE := bin/qgpu-arbiter bin/qgpu-checkpoint bin/qgpu-hook bin/qgpu-mounts \
+                  bin/qgpu-simulate bin/qgpu-simgpu bin/qgpu-workload \
+                  shim/libcuda.so.1 shim/libnvidia-ml.so.1 \
                   sim/libcuda.so.1 sim/libnvidia-ml.so.1 lib/qgpu_spank.so lib/pam_qgpu.so
 SITE    := $(BUILD)/product/site
 OUR_PY   = $(shell find gres slurm_plugin enforcer simulator cli configs -type f -not -name '*.pyc')
@@ -155,7 +156,8 @@ install-qgpu:
 
 install-node:
 	$(call fill,755,packaging/launchers/qgpud.in,$(SBINDIR)/qgpud)
-	$(call put,755,$(addprefix $(BUILD)/bin/,qgpu-arbiter qgpu-hook qgpu-mounts),$(LIBEXECDIR)/qgpu)
+	$(call put,755,$(addprefix $(BUILD)/bin/,qgpu-arbiter qgpu-checkpoint \
+	  qgpu-hook qgpu-mounts),$(LIBEXECDIR)/qgpu)
 	$(call put,644,$(BUILD)/shim/libcuda.so.1 \
 	  $(BUILD)/shim/libnvidia-ml.so.1,$(LIBDIR)/qgpu/$(ABI_VERSION))
 	$(call put,644,$(BUILD)/lib/pam_qgpu.so,$(PAMDIR))

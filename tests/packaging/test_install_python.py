@@ -37,7 +37,7 @@ def test_all_programs_tell_the_one_version(tree: Path) -> None:
     assert launch(tree, "usr/bin/qgpu", "--version").stdout == f"qgpu {VERSION}\n"
     assert launch(tree, "usr/bin/qgpu", "version").stdout == f"qgpu {VERSION}\n"
     assert launch(tree, "usr/sbin/qgpud", "--version").stdout == f"qgpud {VERSION}\n"
-    for name in ("arbiter", "simgpu"):
+    for name in ("arbiter", "checkpoint", "simgpu"):
         program = tree / f"usr/libexec/qgpu/qgpu-{name}"
         told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
         assert told.stdout == f"qgpu-{name} {VERSION}\n"

@@ -25,7 +25,7 @@ PROGRAMS = {
     "usr/sbin/qgpud",
     *(
         f"usr/libexec/qgpu/qgpu-{name}"
-        for name in ("arbiter", "hook", "mounts", "simulate", "simgpu", "workload")
+        for name in ("arbiter", "checkpoint", "hook", "mounts", "simulate", "simgpu", "workload")
     ),
 }
 FILES = {
@@ -48,6 +48,7 @@ FILES = {
     "node": {
         "usr/sbin/qgpud",
         "usr/libexec/qgpu/qgpu-arbiter",
+        "usr/libexec/qgpu/qgpu-checkpoint",
         "usr/libexec/qgpu/qgpu-hook",
         "usr/libexec/qgpu/qgpu-mounts",
         f"{PAM_DIR}/pam_qgpu.so",
