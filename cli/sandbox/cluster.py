@@ -67,6 +67,7 @@ class Sandbox:
             cgroup_names=found.cgroup_names,
             driver=found.driver,
             nvlinks=found.nvlinks,
+            reclaimable=found.reclaimable,
         )
         return cls(options)
 

@@ -163,6 +163,11 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
     help="Generation of the simulated driver; 615 limits memory by cgroup (version 2).",
 )
 @click.option(
+    "--reclaimable",
+    is_flag=True,
+    help="Memory of offline jobs moves to the host when others need it.",
+)
+@click.option(
     "--nvlinks",
     metavar="LIST",
     default="",
@@ -187,6 +192,7 @@ def up(
     cgroup_names: cgroups.Names,
     driver: Driver,
     nvlinks: str,
+    reclaimable: bool,
 ) -> None:
     """Bring a sandbox up and wait until its nodes are idle."""
     begin = time.monotonic()
@@ -211,6 +217,7 @@ def up(
         cgroup_names,
         driver,
         nvlinks,
+        reclaimable,
     )
     if slurm is not None and tree.release(slurm).version != tree.here():
         _up_in_tree(slurm, state_dir, progress)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS = {
     "bin/qgpu-simgpu": "bin/qgpu-simgpu",
     "bin/qgpu-arbiter": "bin/qgpu-arbiter",
+    "bin/qgpu-checkpoint": "bin/qgpu-checkpoint",
     "bin/qgpu-hook": "bin/qgpu-hook",
     "bin/qgpu-mounts": "bin/qgpu-mounts",
     "bin/qgpu-workload": "bin/qgpu-workload",

@@ -79,6 +79,7 @@ class SandboxOptions:
     cgroup_names: cgroups.Names = "slurm"
     driver: Driver = "580"  # generation of the simulated driver
     nvlinks: str = ""  # between the cards of each node, as qgpu-simgpu takes them
+    reclaimable: bool = False  # memory of offline jobs
 
     def __post_init__(self) -> None:
         check_name(self.name)

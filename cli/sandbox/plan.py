@@ -58,6 +58,7 @@ class Plan:
     cgroup_names: cgroups.Names = "slurm"
     driver: Driver = "580"
     nvlinks: str = ""
+    reclaimable: bool = False
 
     @property
     def cluster(self) -> str:
@@ -249,6 +250,7 @@ def choose(options: SandboxOptions) -> tuple[Plan, socket.socket]:
         cgroup_names=options.cgroup_names,
         driver=options.driver,
         nvlinks=options.nvlinks,
+        reclaimable=options.reclaimable,
     )
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):
