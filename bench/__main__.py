@@ -30,7 +30,7 @@ from bench.costs import (
 from bench.harness import machine
 from bench.harness.figures import Figure, NotRun
 from bench.harness.node import Rig
-from bench.promises import controls, giveaway, hardware, harvest, preempt, release, shares
+from bench.promises import controls, day, giveaway, hardware, harvest, preempt, release, shares
 from bench.worlds import real, worlds
 
 MOST_SECONDS = 15 * 60
@@ -66,6 +66,7 @@ SCENARIOS = {
     "worlds": Scenario(
         "95 of 100 random cards keep what is promised", worlds.figures, 24, left_alone=True
     ),
+    "day": Scenario("no online job is refused memory", day.figures, 16, left_alone=True),
     "shares": Scenario(
         "shares are kept within 1.5 points, fixed ones within 2", shares.figures, 88
     ),
