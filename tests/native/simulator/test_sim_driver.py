@@ -182,6 +182,9 @@ def test_copies_fills_and_limits(sim: Simulator) -> None:
         assert back.raw == data
         g.call("cuMemcpyDtoH_v2", back, c.c_uint64(far.value + len(data)), c.c_size_t(9000))
         assert back.raw[:9000] == b"\\x5a" * 9000
+        odd = g.alloc(70_003); g.call("cuMemsetD8_v2", odd, 0x5b, c.c_size_t(70_003))
+        g.call("cuMemcpyDtoH_v2", back, odd, c.c_size_t(70_003))
+        assert back.raw[:70_003] == b"\\x5b" * 70_003
         rss = int(open("/proc/self/statm").read().split()[1]) * 4096
         assert rss < 300 << 20, rss
         assert g.raw("cuMemcpyDtoH_v2", back, c.c_uint64(p.value + (2 << 30) - 10), n) == 1

@@ -43,7 +43,7 @@ static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t by
         alloc->made[chunk / 8] |= (uint8_t)(1u << (chunk % 8));
         uint32_t *word = (uint32_t *)(alloc->shadow + chunk * CHUNK);
         uint64_t size = alloc->size - chunk * CHUNK < CHUNK ? alloc->size - chunk * CHUNK : CHUNK;
-        for (uint64_t i = 0; alloc->fill && i < size / 4; i++)
+        for (uint64_t i = 0; alloc->fill && i < (size + 3) / 4; i++) /* its page has room */
             word[i] = alloc->fill;
     }
     return alloc->shadow + offset;
