@@ -119,17 +119,17 @@ $(BUILD)/test/sim-image-test: $(SIM_IMAGE_SRC) $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@ -ldl
 
-# What graphs keep and captures take: test_sim_graph_programs.py, test_shim_graphs.py. Once with the
-# driver as a library, once with all of it in the program, under sanitizers.
-SIM_GRAPHS := tests/native/programs/graphs.c
-$(BUILD)/test/sim-graphs: $(SIM_GRAPHS) tests/native/programs/must.h $(BUILD)/sim/libcuda.so.1
+# Programs of the tests. Once with the driver as a library, once with all of it in the program,
+# under sanitizers. graphs: what graphs keep and captures take; checkpoint: memory of all kinds.
+$(BUILD)/test/sim-%: tests/native/programs/%.c tests/native/programs/must.h \
+    $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -isystem $(CUDA_INC) -o $@ $(SIM_GRAPHS) $(BUILD)/sim/libcuda.so.1
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -isystem $(CUDA_INC) -o $@ $< $(BUILD)/sim/libcuda.so.1
 
-$(BUILD)/test/sim-graphs-asan: $(SIM_GRAPHS) tests/native/programs/must.h $(SIM_CU_SRC) \
+$(BUILD)/test/sim-%-asan: tests/native/programs/%.c tests/native/programs/must.h $(SIM_CU_SRC) \
     $(SIM_HDR) $(SIM_CU_GEN)/cu_rows.h $(SIM_CU_GEN)/cu_stubs.h
 	@mkdir -p $(@D)
-	$(CC) $(QG_CFLAGS) $(SIM_INC) -I$(SIM_CU_GEN) -DCOUNTED $(SIM_SAN) $(SIM_CU_SRC) $(SIM_GRAPHS) \
+	$(CC) $(QG_CFLAGS) $(SIM_INC) -I$(SIM_CU_GEN) -DCOUNTED $(SIM_SAN) $(SIM_CU_SRC) $< \
 	  -o $@ -lpthread -ldl
 
 NATIVE += $(BUILD)/bin/qgpu-simgpu $(BUILD)/sim/libcuda.so.1 $(BUILD)/sim/libnvidia-ml.so.1 \

@@ -80,7 +80,6 @@ static void serve(void)
 static void *agent(void *unused)
 {
     (void)unused;
-    cu_gate_exempt = 1;
     pthread_mutex_lock(&start.lock);
     start.tid = (int)syscall(SYS_gettid);
     pthread_cond_broadcast(&start.change);
@@ -94,6 +93,9 @@ static void *agent(void *unused)
     pthread_mutex_unlock(&start.lock);
     if (orders < 0)
         return NULL;
+    /* Not before: cuInit may be called within dlopen(), and the first use of this takes the
+     * loader's lock in old C libraries. */
+    cu_gate_exempt = 1;
     serve();
     cu.lost = true; /* the device side is gone: whoever waits learns it */
     cu_gate_set(false);
