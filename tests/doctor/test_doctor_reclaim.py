@@ -1,0 +1,60 @@
+"""What doctor says about host memory, where GPU memory may be taken back."""
+
+from __future__ import annotations
+
+from site_support import Site
+
+RECLAIMABLE = "classes: {offline: {memory: reclaimable}}\n"
+
+
+def host_memory(site: Site, yaml: str = RECLAIMABLE) -> tuple[str, str, str]:
+    """The check of a site whose qgpu.yaml has these lines too."""
+    site.yaml.write_text(site.yaml.read_text() + yaml)
+    site.reread()
+    (found,) = [check for check in site.checks() if check.name == "host memory"]
+    return found.status, found.text, found.todo or ""
+
+
+def test_it_matters_only_where_a_class_is_reclaimable(site: Site) -> None:
+    site.effective("SelectTypeParameters", "CR_CORE")
+    assert host_memory(site, "") == ("ok", "no class is reclaimable", "")
+
+
+def test_memory_that_slurm_counts_is_right(site: Site) -> None:
+    assert host_memory(site) == ("ok", "counted by Slurm; without --mem 64 MiB per CPU", "")
+
+
+def test_memory_that_slurm_does_not_count_is_told(site: Site) -> None:
+    site.effective("SelectTypeParameters", "CR_CORE")
+    status, text, todo = host_memory(site)
+    assert (status, todo) == ("warn", "write CR_Core_Memory there, and restart slurmctld")
+    assert text.startswith("SelectTypeParameters is CR_CORE, so Slurm counts no host memory")
+
+
+def test_a_site_without_a_default_is_told_what_that_means(site: Site) -> None:
+    site.effective("DefMemPerCPU", "UNLIMITED")
+    status, text, todo = host_memory(site)
+    assert status == "warn" and "a job without --mem has all memory of its node" in text
+    assert todo == "write for example DefMemPerCPU=2048 in slurm.conf"
+
+
+def test_a_class_without_gates_is_told(site: Site) -> None:
+    yaml = "classes: {offline: {memory: reclaimable, isolation: none}}\n"
+    status, text, todo = host_memory(site, yaml)
+    assert status == "warn" and "offline jobs book no memory and have isolation none" in text
+    assert todo == "write memory: reserved for that class, or isolation: governed"
+
+
+def test_host_memory_above_what_slurm_has_is_told(site: Site) -> None:
+    site.edit("etc/qgpu.yaml", "count: 2,", "count: 2, host_memory: 256GiB,")
+    status, text, todo = host_memory(site)
+    assert (status, text) == ("warn", "n1 has RealMemory=131072, qgpu.yaml says 262144 MiB")
+    assert todo == "write host_memory: 131072MiB for it"
+
+
+def test_tables_that_know_another_default_are_old(site: Site) -> None:
+    """The tables were rendered when slurm.conf had another DefMemPerCPU."""
+    host_memory(site)
+    found = {check.name: check for check in site.checks()}["tables"]
+    assert found.status == "fail"
+    assert "renders beside DefMemPerNode and DefMemPerCPU" in found.text
