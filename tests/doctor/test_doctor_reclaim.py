@@ -9,6 +9,8 @@ RECLAIMABLE = "classes: {offline: {memory: reclaimable}}\n"
 
 def host_memory(site: Site, yaml: str = RECLAIMABLE) -> tuple[str, str, str]:
     """The check of a site whose qgpu.yaml has these lines too."""
+    if "binpack" not in yaml:
+        site.edit("etc/qgpu.yaml", 'version: "24.11"', 'version: "24.11", placement: spread')
     site.yaml.write_text(site.yaml.read_text() + yaml)
     site.reread()
     (found,) = [check for check in site.checks() if check.name == "host memory"]
@@ -50,6 +52,12 @@ def test_host_memory_above_what_slurm_has_is_told(site: Site) -> None:
     status, text, todo = host_memory(site)
     assert (status, text) == ("warn", "n1 has RealMemory=131072, qgpu.yaml says 262144 MiB")
     assert todo == "write host_memory: 131072MiB for it"
+
+
+def test_offline_jobs_on_one_card_of_several_are_told(site: Site) -> None:
+    status, text, todo = host_memory(site, RECLAIMABLE + "# binpack")
+    assert status == "warn" and "all reclaimable jobs on the first card" in text
+    assert todo == "write slurm: {placement: spread} in qgpu.yaml, and run: qgpu setup"
 
 
 def test_tables_that_know_another_default_are_old(site: Site) -> None:

@@ -26,7 +26,7 @@ def host_memory(known: Known) -> Check:
         )
         todo = "write CR_Core_Memory there, and restart slurmctld"
         return Check(NAME, "warn", text, todo)
-    return _isolated(known) or _too_large(known) or _by_default(known)
+    return _isolated(known) or _too_large(known) or _crowded(known) or _by_default(known)
 
 
 def _isolated(known: Known) -> Check | None:
@@ -61,6 +61,18 @@ def _too_large(known: Known) -> Check | None:
                 text = f"{name} has RealMemory={real}, qgpu.yaml says {group.host_memory} MiB"
                 return Check(NAME, "warn", text, f"write host_memory: {real}MiB for it")
     return None
+
+
+def _crowded(known: Known) -> Check | None:
+    """Jobs that book one shard each all fit the first card."""
+    config = known.need
+    if config.slurm.placement == "spread" or config.slurm.version < "23.11":
+        return None
+    if all(group.count == 1 for group in config.nodes):
+        return None
+    text = "placement is binpack: Slurm puts all reclaimable jobs on the first card of a node"
+    todo = "write slurm: {placement: spread} in qgpu.yaml, and run: qgpu setup"
+    return Check(NAME, "warn", text, todo)
 
 
 def _by_default(known: Known) -> Check:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from jobs_support import USABLE, Live, sentence_of
-from test_jobs_sites import NAP, running, site
+from test_jobs_sites import NAP, running, site, spread
 
 from cli.sandbox.cluster import Sandbox
 
@@ -231,4 +231,23 @@ def test_qgpu_plan_and_doctor_know_it(live: Live) -> None:
     checks = json.loads(live.run("qgpu", "doctor", "--json").stdout)
     states = {row["name"]: (row["status"], row["text"]) for row in checks}
     assert states["tables"][0] == "ok", states["tables"]
-    assert states["host memory"][0] == "ok", states["host memory"]
+    if live.dialect.before("23.11"):
+        assert states["host memory"] == ("ok", f"counted by Slurm; without --mem {CPU} MiB per CPU")
+    else:
+        assert "on the first card" in states["host memory"][1]
+
+
+def test_spread_gives_reclaimable_jobs_a_card_each(live: Live) -> None:
+    """By binpack all are on the first card, as each takes one shard."""
+    node = live.nodes[0]
+
+    def cards() -> list[int]:
+        jobs = [running(live, "offline", "qgpu:20", "--mem=100M", "-w", node) for _ in range(4)]
+        found = [live.place(job)[1] for job in jobs]
+        live.empty()
+        return found
+
+    assert cards() == [0, 0, 0, 0]
+    if not live.dialect.before("23.11"):
+        with site(live, spread):
+            assert cards() == [0, 1, 0, 1]
