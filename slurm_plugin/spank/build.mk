@@ -36,3 +36,9 @@ NATIVE += $(BUILD)/test/spank_swap.so
 $(BUILD)/test/spank_swap.so: tests/native/programs/spank_swap.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fPIC -shared -o $@ $< -ldl $(QG_LDFLAGS)
+
+NATIVE += $(BUILD)/test/step-memory
+$(BUILD)/test/step-memory: tests/native/programs/step_memory.c $(BUILD)/obj/spank/spank/memory.o \
+                           $(BUILD)/obj/spank/qg_steps.o
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -Islurm_plugin/spank -o $@ $^ $(QG_LDFLAGS)

@@ -3,7 +3,7 @@
  * What the sources of the SPANK plugin share. dispatch.c says which hook runs in which process and
  * as which user. options.c and client.c run in the clients (sbatch, salloc, srun), the others in
  * slurmstepd: args.c reads plugstack.conf, step.c notes the step, grant.c reads the grant as root,
- * task.c prepares one task by preload.c or mounts.c.
+ * task.c prepares one task by preload.c or mounts.c, and memory.c.
  */
 #ifndef QGPU_SPANK_H
 #define QGPU_SPANK_H
@@ -74,6 +74,11 @@ bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *librar
  * without them elsewhere. With shim NULL, it removes all that have the names of qgpu's libraries.
  * False: it does not fit. */
 bool qg_preload_list(const char *list, const char *shim, const char *nvml, char *out, size_t size);
+
+/* memory.c: as root, in a task of a job whose GPU memory may be taken back. The second is its part
+ * for a text as /proc/PID/cgroup has it, which it takes apart: false with a sentence in why. */
+void qg_memory_prepare(const struct qg_grant *grant, uint32_t job_id);
+bool qg_memory_as_job(const char *root, char *groups, char *why, size_t size);
 
 /* The path of qgpu's NVML, which lies beside the shim. Empty if there is none. */
 void qg_nvml_beside(const char *shim, char *out, size_t size);

@@ -151,6 +151,7 @@ static void seal_active(spank_t sp, uint32_t job_id, const char *run_dir)
         return;
     }
     task.verdict = GOVERN;
+    qg_memory_prepare(&task.grant, job_id);
     /* Only the report uses this file, so the job runs without it too. */
     if (!qg_grant_note_fetched(run_dir, job_id, note, sizeof(note)))
         slurm_error("qgpu: spank: job %u: %s", job_id, note);

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from jobs_support import USABLE, Live, sentence_of
@@ -121,6 +122,32 @@ def test_steps_of_a_job_have_all_its_memory(live: Live) -> None:
     assert f"mem={4096 + CAP}M" in text, text
 
 
+LIMIT = (
+    "p=/sys/fs/cgroup/memory$(grep :memory: /proc/self/cgroup | cut -d: -f3);"
+    " cat ${p%%/task_*}/memory.limit_in_bytes"
+)
+
+
+def test_a_step_with_memory_of_its_own_has_the_limit_of_its_job(live: Live) -> None:
+    """Slurm would kill it when its GPU memory is moved to its host memory."""
+    if live.sandbox.plan.cgroup != "v1":
+        pytest.skip("the memory controller of this machine is in cgroups version 1")
+
+    def constrain(etc: Path) -> None:
+        path = etc / "cgroup.conf"
+        text = path.read_text()
+        path.write_text(text.replace("ConstrainRAMSpace=no", "ConstrainRAMSpace=yes"))
+
+    with site(live, lambda text: text + "# with limits\n", constrain):
+        words = ("srun", "--mem=100M", "bash", "-c", LIMIT)
+        for qos, cap in (("offline", 2048), ("online", 0)):
+            own = ("--gres=qgpu:10,qgpu_mem:2G", f"--qos={qos}")
+            inside = live.ask("salloc", "-Q", *own, "--mem=1G", *words, user="alice")
+            alone = live.ask(words[0], *own, *words[1:], user="alice")
+            found = [int(text.split()[-1]) >> 20 for text in (inside, alone)]
+            assert found == [1024 + cap if cap else 100, 100 + cap], qos
+
+
 def test_a_running_job_has_one_shard_and_a_reclaimable_grant(live: Live) -> None:
     job = running(live, "offline", "qgpu:30", "--mem=1G")
     grant = live.grant(job)
@@ -167,6 +194,7 @@ def test_updates_add_the_difference_once(live: Live) -> None:
 
 def test_a_requeued_job_keeps_its_request(live: Live) -> None:
     job = running(live, "offline", "qgpu:30", "--mem=1G", "--requeue")
+    live.launched()
     live.ask("scontrol", "requeue", str(job))
     live.until(lambda: live.state(job) == "PENDING", 20, "the requeue")
     assert (host(live, job), added(live, job)) == (f"{1024 + CAP}M per node", f"{CAP}")
