@@ -34,7 +34,7 @@ def suspended(jobs: Sequence[RunningJob], rows: Sequence[ledgers.Row]) -> dict[i
     for row in rows:
         usage = row.usage
         if usage.job_id in starts and usage.granted_at >= starts[usage.job_id]:
-            lost = (usage.closed_preempted_ns or 0) / 1e9
+            lost = ((usage.closed_preempted_ns or 0) + (usage.reclaimed_ns or 0)) / 1e9
             found[usage.job_id] = max(found.get(usage.job_id, 0.0), lost)
     return found
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from enforcer.ledger.read import has_table, latency_of, reading, series_of, usage_between
+from enforcer.ledger.reclaims import Reclaim, put, reclaims_of
 from enforcer.ledger.schema import COARSE_S, COLUMNS, LedgerError, Point, Usage, fit
 from enforcer.ledger.store import Ledger
 
@@ -35,6 +36,7 @@ class Record:
     usage: Usage
     points: tuple[Point, ...] = ()
     latency: tuple[tuple[int, int], ...] = ()
+    reclaims: tuple[Reclaim, ...] = ()
 
     def to_line(self) -> str:
         """One line of JSON."""
@@ -44,6 +46,8 @@ class Record:
             "series": [astuple(p) for p in self.points],
             "latency": self.latency,
         }
+        if self.reclaims:
+            body["reclaims"] = [row[len(self.usage.key) :] for row in self.reclaims]
         return json.dumps(body, separators=(",", ":"))
 
     @classmethod
@@ -59,12 +63,13 @@ class Record:
             usage = Usage(*(_checked(name, values.get(name)) for name in COLUMNS))
             points = tuple(_point(point) for point in data["series"])
             latency = tuple((_index(k), _index(v)) for k, v in data["latency"])
+            reclaims = tuple(_reclaim(usage, row) for row in data.get("reclaims", ()))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LedgerError(f"this is no record of a ledger: {error}") from None
-        return cls(usage, points, latency)
+        return cls(usage, points, latency, reclaims)
 
 
-_TEXT = {"node", "uuid", "class", "state", "end_reason"}
+_TEXT = {"node", "uuid", "class", "state", "end_reason", "why", "result"}
 _REQUIRED = {
     "job_id",
     "node",
@@ -95,6 +100,14 @@ def _checked(name: str, value: object) -> Any:
     return _index(value)
 
 
+def _reclaim(usage: Usage, values: Sequence[object]) -> Reclaim:
+    """An interval without its key, which is that of the grant."""
+    left, *numbers = values[:5]
+    known = [None if value is None else _index(value) for value in numbers]
+    texts = [_checked("why", values[5]) or "", _checked("result", values[6])]
+    return Reclaim._make([*usage.key, _index(left), *known, *texts])
+
+
 def _point(values: Sequence[object]) -> Point:
     at, step, busy, preempted, share, launches, memory = values
     return Point(
@@ -119,7 +132,8 @@ def records(path: str | Path, ended_after_ns: int = 0) -> Iterator[Record]:
     with reading(path) as database:
         for row, usage in list(usage_between(database, ended_after_ns, 2**63 - 1)):
             histogram = latency_of(database, row) or {}
-            yield Record(usage, tuple(series_of(database, row)), tuple(sorted(histogram.items())))
+            points, counts = tuple(series_of(database, row)), tuple(sorted(histogram.items()))
+            yield Record(usage, points, counts, tuple(reclaims_of(database, usage.key)))
 
 
 def read_lines(path: Path) -> Iterator[Record | CardBuckets]:
@@ -311,3 +325,4 @@ def _put(database: sqlite3.Connection, record: Record, row: int | None) -> None:
     database.executemany(
         "INSERT OR REPLACE INTO latency VALUES (?, ?, ?)", [(row, *pair) for pair in record.latency]
     )
+    put(database, record.reclaims)

@@ -99,6 +99,7 @@ class Usage(NamedTuple):
     mem_mib_ms: int | None = None
     mem_seen_ms: int | None = None
     fetched: int | None = None  # 1: a task fetched the grant, 0: none did until its end
+    reclaimed_ns: int | None = None  # its memory was away for other jobs
 
     @property
     def key(self) -> tuple[int, str, int]:
