@@ -19,6 +19,7 @@ from enforcer.daemon.injecting.way import resolved
 from enforcer.daemon.log import setup
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.ports import Ports
+from enforcer.daemon.reclaim.slurm import Queue
 from enforcer.daemon.server import Server
 from enforcer.ledger.store import FILE_NAME, Ledger
 from enforcer.nvml.port import (
@@ -121,6 +122,11 @@ class FakeNvml:
         self.processes(uuid)
         return self.loads.get(uuid, CardLoad(None, self._used.get(uuid, 0)))
 
+    def free(self, uuid: str) -> int:
+        """What `put` left of the card."""
+        self.processes(uuid)
+        return self._cards[uuid].mem_total - self._used.get(uuid, 0)
+
     def driver_version(self) -> str:
         """The value of `version`."""
         self._check()
@@ -214,6 +220,7 @@ class FakeNode:
         self.job_cgroups: dict[int, tuple[str, ...]] = {}  # of jobs with a slurmstepd on record
         self.jobs_with_step: set[int] = set()
         self.controller: Controller | None = None
+        self.queue: Queue | None = None
         self.owners_of_pids: dict[int, int] = {}
         self.booted_ns: int | None = None
         self.boot_id: str | None = None
@@ -234,6 +241,7 @@ class FakeNode:
             on_tmpfs=lambda path: self.tmpfs,
             alive=lambda pid: pid not in self.dead_pids,
             controller=self.controller,
+            queue=self.queue,
             owner_of_pid=lambda pid: self.owners_of_pids.get(pid, 1000),
         )
         store = GrantStore(self.directory / "run" / GRANTS_DIR)

@@ -1,7 +1,8 @@
-"""Writes a sentence to the stderr of a job by `scontrol notify`, once per job, in the background.
+"""Writes a sentence to the stderr of a job by `scontrol notify`, in the background.
 
-scontrol asks slurmctld, so this is for rare events: a program that runs without its limits. qgpud's
-unit allows it to reach this host alone, so the command is started outside of the unit.
+scontrol asks slurmctld, so this is for rare events: a program that runs without its limits (once
+per job), and memory that moves. qgpud's unit allows it to reach this host alone, so the command is
+started outside of the unit.
 """
 
 from __future__ import annotations
@@ -57,24 +58,26 @@ class JobNotes:
     def notify(self, finding: Finding, action: str, uid: int) -> None:
         """Notify the job of the finding, unless it was notified already; `uid` is its user."""
         job_id = finding.job_id
-        self._running = {one: of for one, of in self._running.items() if one.poll() is None}
-        held = list(self._running.values())
-        if (
-            job_id is None
-            or is_run(job_id)
-            or job_id in self._notified
-            or not may_hold(held.count(uid), len(held), AT_ONCE)
-        ):
+        if job_id is None or job_id in self._notified:
             return
-        self._notified[job_id] = None
+        if self.tell(job_id, uid, sentence(finding, action)):
+            self._notified[job_id] = None
         if len(self._notified) > REMEMBERED:
             del self._notified[next(iter(self._notified))]
+
+    def tell(self, job_id: int, uid: int, text: str) -> bool:
+        """Write a sentence to the job; whether that was begun. `uid` is its user."""
+        self._running = {one: of for one, of in self._running.items() if one.poll() is None}
+        held = list(self._running.values())
+        if is_run(job_id) or not may_hold(held.count(uid), len(held), AT_ONCE):
+            return False
         try:
             require(self.scontrol, "the program")
-            command = [self.scontrol, "notify", str(job_id), sentence(finding, action)]
+            command = [self.scontrol, "notify", str(job_id), text]
             words = [*outside(os.environ), *command]
             null = subprocess.DEVNULL
             process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null)
             self._running[process] = uid
         except (OSError, UntrustedError):
-            return  # the log has the finding
+            pass  # the log has it
+        return True

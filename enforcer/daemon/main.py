@@ -26,6 +26,7 @@ from enforcer.daemon.log import emit, setup
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.packets import ServerError
 from enforcer.daemon.ports import Ports
+from enforcer.daemon.reclaim.slurm import SlurmQueue
 from enforcer.daemon.server import Server
 from enforcer.ledger.store import FILE_NAME, Ledger, LedgerError
 from enforcer.nvml.driver import PynvmlNvml
@@ -101,11 +102,14 @@ def build(config: Config, name: str) -> Server:
         clock=clock,
         caller=lambda opener: NvmlThread(opener, deadline),
         controller=JobsHere(config.hook.scontrol, name),
+        queue=SlurmQueue(config.hook.scontrol, clock),
     )
     store = GrantStore(run_dir / GRANTS_DIR)
     service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)
+    notes = JobNotes(config.hook.scontrol)
+    service.reclaimer.moves.tell = notes.tell
     if config.enforcer.audit.notify:
-        service.inspector.enforcer.notify = JobNotes(config.hook.scontrol).notify
+        service.inspector.enforcer.notify = notes.notify
     return Server(service, clock)
 
 

@@ -36,6 +36,7 @@ from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.daemon.limits.probe import cgroup2_root
 from enforcer.daemon.log import emit
 from enforcer.daemon.ports import Ports
+from enforcer.daemon.reclaim.reclaimer import Reclaimer
 from enforcer.daemon.requests.livecards import LiveCards
 from enforcer.daemon.requests.runs import RETURN_NS, RunWatch, is_run
 from enforcer.ledger.store import Ledger
@@ -74,6 +75,7 @@ class NodeService:
     markers: grantdir.MarkerWatch = field(init=False)
     books: ending.Books = field(init=False)
     lost: Lost = field(init=False)
+    reclaimer: Reclaimer = field(init=False)
     _refusals: dict[int, ArbiterRefusedError] = field(default_factory=dict)
     _cards_sent: frozenset[str] = frozenset()
 
@@ -104,7 +106,7 @@ class NodeService:
             self.nvml,
             self.ports.arbiter,
             lambda: self.grants,
-            self._job_of,
+            self.job_of,
             lambda: self._cards_sent,
             lambda: self.connected,
             self.sampler,
@@ -112,8 +114,9 @@ class NodeService:
             self.ports.clock,
             context=self.config.models[self.node.model].context * MIB,
         )
+        self.reclaimer = Reclaimer(self)
 
-    def _job_of(self, pid: int) -> int | None:
+    def job_of(self, pid: int) -> int | None:
         """The job of a process, by what root made; none for a set-user-id program of a job."""
         job = self.steps.job_of(pid) or self.runs.job_of(ancestors(pid))
         job = job or self.steps.job_anew(pid, self.grants)
@@ -133,6 +136,7 @@ class NodeService:
             self.sampler.note(self.ledger.open_grant, grant)
         self._end_before_boot()
         self.steps.begin(self.grants)
+        self.reclaimer.moves.resume()  # before the arbiter learns whose gates stay closed
         self.reach_arbiter()  # before the markers: it may hold the last counters of those jobs
         self.take_markers()
         self.runs.resume(self.grants)
@@ -196,7 +200,8 @@ class NodeService:
         fitted = within_the_card(grant, others, self.lost.doubtful(jobs))
         if fitted is not grant and self.lost.waits(grant.job_id, jobs, list(self.grants)):
             return Later("slurmctld was asked which jobs are here, and did not answer yet")
-        return self.admit(fitted)
+        found = self.reclaimer.admit(fitted)
+        return Later(found, patient=True) if isinstance(found, str) else self.admit(found)
 
     def broken(self, env: Mapping[str, str], reason: str) -> Answer:
         """The node cannot serve: the Prolog fails, and Slurm drains it with this reason."""
@@ -272,8 +277,9 @@ class NodeService:
         self.end_left()
 
     def processes_died(self) -> None:
-        """The arbiter reports processes that ended."""
+        """The arbiter reports processes that ended, or wait for memory."""
         self.inspector.note_deaths()
+        self.reclaimer.note_wants()
         self.end_left()
 
     def end_left(self) -> None:
@@ -303,6 +309,7 @@ class NodeService:
         self.memory.release(job_id)
         self.inspector.ended(job_id)
         self.runs.drop(job_id)
+        self.reclaimer.ended(job_id)
         if grant is not None and grant.state == "active" and self.connected:
             self.poll_arbiter()
         if grant is not None and grant.state == "active" and self.connected:
@@ -330,9 +337,8 @@ class NodeService:
         emit(logging.INFO, "arbiter-synced", boot=f"{synced.boot_id:016x}", grants=len(active))
         for why in (*synced.refused.values(), *synced.cards_refused):
             emit(logging.ERROR, "arbiter-refused", why=why)
-        return self.order_hardware(
-            {uuid: self.plan(self.view.index(uuid), uuid) for uuid in synced.uuids}
-        )
+        plans = {uuid: self.plan(self.view.index(uuid), uuid) for uuid in synced.uuids}
+        return self.order_hardware(plans) and self.reclaimer.synced(synced.uuids)
 
     def lose_arbiter(self, why: str) -> None:
         """Note that the connection ended; gates keep their state meanwhile."""
@@ -349,6 +355,7 @@ class NodeService:
         try:
             self.sampler.poll()
             self.inspector.busy.note_poll(self.sampler.polled_ns)
+            self.reclaimer.poll()
         except ArbiterError as error:
             self.lose_arbiter(str(error))
 

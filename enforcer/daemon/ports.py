@@ -12,6 +12,7 @@ from enforcer.daemon.audit.procs import alive, boot_id, boot_time_ns, on_tmpfs, 
 from enforcer.daemon.audit.steps import Steps
 from enforcer.daemon.granting.decide import Identify
 from enforcer.daemon.granting.jobshere import Controller
+from enforcer.daemon.reclaim.slurm import Queue
 from enforcer.nvml.port import Nvml
 from enforcer.nvml.worker import NvmlCaller, NvmlInline
 from gres.grant.identity import identify
@@ -33,3 +34,4 @@ class Ports:
     alive: Callable[[int], bool] = alive
     owner_of_pid: Callable[[int], int | None] = owner_of
     controller: Controller | None = None  # None: slurmctld is not asked
+    queue: Queue | None = None  # the same: no job is requeued

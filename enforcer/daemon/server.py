@@ -43,6 +43,8 @@ WATCHDOG_NS = 5 * 10**9  # period of watchdog messages: below a third of Watchdo
 RUN_END_NS = 10**9  # period of ending `qgpu run` grants whose command has ended
 OBSERVE_NS = 10**9  # period of live state and metrics
 LOOK_NS = 15 * 10**9  # period of looks for grants without a slurmstepd
+# period of looks at free memory while a job waits for it or is away
+MOVE_NS = 100 * 10**6
 DEAD_NS = 50 * 10**6  # period of polls for dead processes that the driver still lists
 # period of scans for new cgroups of jobs, where the driver has limits for them
 CGROUPS_NS = 250 * 10**6
@@ -54,7 +56,8 @@ F = TypeVar("F")
 class Client:
     """One connection of a hook.
 
-    `job_id` is set while its Prolog waits for the arbiter, `request` while it waits for the driver.
+    `job_id` is set while its Prolog waits for the arbiter, `request` while it waits for the driver
+    or for memory.
     """
 
     sock: socket.socket
@@ -129,9 +132,10 @@ class Server:
             CGROUPS_NS, service.limit_memory, wanted=lambda: service.memory.wanted(service.grants)
         )
         left = Timer(RUN_END_NS, service.end_left, wanted=lambda: bool(service.runs.left))
+        moves = Timer(MOVE_NS, service.reclaimer.tick, wanted=service.reclaimer.wanted)
         lost = Timer(LOOK_NS, lambda: service.lost.look(list(service.grants)))
         told = Timer(RETRY_NS, service.end_lost, wanted=lambda: service.lost.asking)
-        self.timers += [dead, limits, left, lost, told]
+        self.timers += [dead, limits, left, moves, lost, told]
         self.timers.append(Timer(WATCHDOG_NS, lambda: notify("WATCHDOG=1")))
 
     def _every(
@@ -206,8 +210,10 @@ class Server:
             1, f"qgpud failed in the {request.kind} of this job: its log has the reason"
         )
         answer = guarded(functools.partial(self._handle, request), fallback)
-        client.request = None
-        if isinstance(answer, Later) and self.clock.monotonic_ns() < client.until_ns:
+        client.request, now = None, self.clock.monotonic_ns()
+        if isinstance(answer, Later) and answer.patient:
+            client.until_ns = now + self._prolog_deadline_ns()  # for what follows the wait
+        if isinstance(answer, Later) and now < client.until_ns:
             client.request = request
             return None
         if isinstance(answer, Later):
@@ -239,11 +245,16 @@ class Server:
         self._drop(client)
 
     def _drop(self, client: Client) -> None:
+        if client.request is not None:  # its hook was killed, or the daemon ends
+            self.service.reclaimer.claims.withdraw(int(client.request.env["SLURM_JOB_ID"]))
         hang_up(client.sock, self._clients, self._selector)
 
     def _answer_waiting(self) -> None:
         """Answer Prologs that waited for the arbiter; drop silent clients."""
-        now = self.clock.monotonic_ns()
+        now, claims = self.clock.monotonic_ns(), self.service.reclaimer.claims
+        if claims.news:
+            claims.news = False
+            self._ask_again()
         if self._asks is not None:
             self._asks.sweep()
         for client in list(self._clients.values()):
@@ -292,6 +303,9 @@ class Server:
             found["deaths"] = (fd, lambda _: service.processes_died())
         if nvml is not None:
             found["nvml"] = (nvml, lambda _: service.nvml.collect())
+        for one in service.reclaimer.moves.operations():
+            if (fd := one.child.fileno()) is not None:
+                found[f"move {one.number}"] = (fd, lambda _: service.reclaimer.tick())
         for job_id, pidfd in service.runs.pidfds.items():
             found[f"run {job_id}"] = (pidfd, functools.partial(self._program_ended, job_id))
         return found
@@ -351,6 +365,7 @@ class Server:
             self._drop(client)
         guarded(self.service.poll_arbiter, None)
         guarded(self.service.lost.close, None)
+        guarded(self.service.reclaimer.moves.close, None)
         self.service.ports.arbiter.close()
         self._selector.close()
         emit(logging.INFO, "stopped", grants=len(self.service.grants))

@@ -188,6 +188,11 @@ class PynvmlNvml:
             util = None  # a MIG instance
         return CardLoad(util, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
 
+    @_translate
+    def free(self, uuid: str) -> int:
+        """Bytes of the card that the driver would still give."""
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle(uuid)).free)
+
     def _at_work(self, uuid: str, handle: Any) -> dict[int, int] | None:
         """Percent by process. After idle samples only each third one reads it, which costs less.
 

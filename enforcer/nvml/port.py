@@ -106,6 +106,10 @@ class Nvml(Protocol):
         """Load of the whole card; free of side effects, unlike `usage`."""
         ...
 
+    def free(self, uuid: str) -> int:
+        """Bytes of the card that the driver would still give."""
+        ...
+
     def driver_version(self) -> str:
         """The driver's version, such as 580.65.06."""
         ...

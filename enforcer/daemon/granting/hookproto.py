@@ -40,9 +40,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Later:
-    """No answer yet: the obstacle may pass, so the request is to be tried again."""
+    """No answer yet: the obstacle may pass, so the request is to be tried again.
+
+    `patient`: it has a deadline of its own, and is given up by another answer.
+    """
 
     why: str
+    patient: bool = False
 
 
 def _variable(raw: bytes) -> tuple[str, str]:

@@ -1,0 +1,1 @@
+"""Memory of reclaimable jobs leaves cards and returns (docs/specs/reclaim.md)."""

@@ -1,0 +1,48 @@
+"""One job whose memory is away, on its way, or cannot be moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from enforcer.daemon.reclaim.mover import Operation
+from enforcer.reclaim.model import State
+from gres.grant.store import Grant
+
+
+@dataclass
+class Away:
+    """`left_at` is CLOCK_REALTIME. `sizes`: what each process took away, by card; of a job that
+    an earlier qgpud moved only the sums are known, below pid 0.
+
+    `examine`: it is to be found out where its processes are, since qgpud was restarted.
+    """
+
+    grant: Grant
+    state: State
+    left_at: int
+    other: int = 0
+    pids: dict[int, int | None] = field(default_factory=dict)  # and when each started
+    sizes: dict[int, dict[str, int]] = field(default_factory=dict)
+    operation: Operation | None = None
+    examine: bool = False
+    recorded: bool = True  # the ledger has a row of it
+    until_ns: int = 0  # while `examine`: when another helper is not waited for any more
+    tries: int = 0
+
+    def taken(self, uuid: str) -> int:
+        """The bytes of the card that it took away."""
+        return sum(held.get(uuid, 0) for held in self.sizes.values())
+
+    @property
+    def size(self) -> int:
+        """All bytes that it took away."""
+        return sum(sum(held.values()) for held in self.sizes.values())
+
+    def prune(self, began: Callable[[int], int | None]) -> bool:
+        """Forget processes that ended; whether any is left. `began`: when a process started."""
+        self.pids = {pid: at for pid, at in self.pids.items() if began(pid) == at is not None}
+        self.sizes = {pid: held for pid, held in self.sizes.items() if pid == 0 or pid in self.pids}
+        if not self.pids:
+            self.sizes = {}
+        return bool(self.pids)

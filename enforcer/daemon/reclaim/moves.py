@@ -1,0 +1,272 @@
+"""Moves the memory of a job away and back, step by step; finishes what an earlier qgpud began.
+
+Who moves is decided elsewhere. Helpers are children; `advance` takes their ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enforcer.daemon.arbiter.port import ArbiterError
+from enforcer.daemon.audit.procs import start_ticks
+from enforcer.daemon.log import emit
+from enforcer.daemon.reclaim import notes
+from enforcer.daemon.reclaim.away import Away
+from enforcer.daemon.reclaim.mover import Action, Mover, Operation, Outcome
+from enforcer.daemon.reclaim.seen import Uses, pids_of
+from enforcer.daemon.reclaim.totals import Totals
+from enforcer.daemon.reclaim.unable import Unable
+from enforcer.ledger import reclaims as rows
+from gres.grant.store import Grant
+
+if TYPE_CHECKING:
+    from enforcer.daemon.node import NodeService
+
+TRIES = 3  # starts of one operation whose processes ended in its midst
+
+
+@dataclass
+class Moves:
+    """The jobs of one node that are away or on their way. `uses`: what processes held last."""
+
+    service: NodeService
+    unable: Unable = field(init=False)
+    mover: Mover = field(init=False)
+    totals: Totals = field(default_factory=Totals)
+    tell: Callable[[int, int, str], object] | None = None  # a job, its user, a sentence
+    away: dict[int, Away] = field(default_factory=dict)
+    uses: Uses = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        service, ports = self.service, self.service.ports
+        settings, clock = service.config.reclaim, ports.clock
+        run_dir = Path(service.node.run_dir)
+        self.mover = Mover(settings.helper, run_dir, clock, settings.operation.ns)
+        self.unable = Unable(settings.unable, clock, ports.queue, service.job_of)
+
+    def operations(self) -> list[Operation]:
+        """Those that run."""
+        return [away.operation for away in self.away.values() if away.operation is not None]
+
+    def close(self) -> None:
+        """Let helpers that run go on without us: the next qgpud finds what they did."""
+        for operation in self.operations():
+            operation.child.drop()
+
+    def moving(self) -> bool:
+        """Whether any does not just wait for room."""
+        return any(away.state != "checkpointed" for away in self.away.values())
+
+    def advance(self) -> None:
+        """Take the ends of operations."""
+        for away in list(self.away.values()):
+            self._advance(away)
+
+    def ended(self, job_id: int) -> None:
+        """The job's grant ended: its processes are gone, or go now."""
+        self.unable.ended(job_id)
+        away = self.away.pop(job_id, None)
+        if away is None:
+            return
+        if away.operation is not None:
+            away.operation.child.drop()
+        self.mover.forget(job_id)
+        if away.recorded and away.state != "unable":
+            self._note_back(away, "ended")
+
+    def leave(self, grant: Grant, other: int) -> None:
+        """Close the job's gates, and begin to move its memory away."""
+        if not self.service.connected:
+            return  # the gates are closed first, and the arbiter knows all processes
+        mine, now = self.uses.get(grant.job_id, {}), self.service.ports.clock.realtime_ns()
+        away = Away(grant, "leaving", now, other, sizes=dict(mine))
+        self._know(away, [*mine, *self._registered(grant.job_id)])
+        self.away[grant.job_id] = away
+        self._hold(grant.job_id, held=True)
+        sizes = {card.uuid: away.taken(card.uuid) for card in grant.cards}
+        why = f"job {other}"
+        self.service.sampler.note(rows.left, self.service.ledger, grant, now, why, sizes)
+        emit(logging.INFO, "reclaim", step="leave", job=grant.job_id, bytes=away.size, to=other)
+        self._move(away, "leave")
+
+    def back(self, job_id: int) -> None:
+        """Begin to move the job's memory back."""
+        self._move(self.away[job_id], "return")
+
+    def _registered(self, job_id: int) -> list[int]:
+        """The processes of the job that the arbiter knows. Raises ArbiterError."""
+        return [use.pid for use in self.service.ports.arbiter.processes() if use.job_id == job_id]
+
+    def _know(self, away: Away, pids: Iterable[int]) -> None:
+        """Note processes that provably belong to the job."""
+        job_id = away.grant.job_id
+        away.pids |= {p: start_ticks(p) for p in pids if self.service.job_of(p) == job_id}
+
+    def _move(self, away: Away, action: Action) -> None:
+        away.prune(start_ticks)
+        away.state = "returning" if action == "return" else "leaving"
+        away.operation = self.mover.start(action, away.grant, away.pids)
+        if away.operation.child.fileno() is None:
+            self._advance(away)  # no helper will end
+
+    def _advance(self, away: Away) -> None:
+        """Take the end of the job's operation, or what else became of it."""
+        if away.state == "unable":
+            self.unable.advance(away, self.uses.get(away.grant.job_id, {}))
+        elif away.operation is not None:
+            outcome = away.operation.poll()
+            if outcome is not None:
+                operation, away.operation = away.operation, None
+                self._over(away, operation, outcome)
+        elif away.examine:
+            self._examine(away)
+        elif away.state == "checkpointed" and not away.prune(start_ticks):
+            self._home(away, "ended", None)  # its processes ended; new ones may begin
+
+    def _over(self, away: Away, operation: Operation, outcome: Outcome) -> None:
+        took = self.service.ports.clock.monotonic_ns() - operation.began_ns
+        if outcome.action == "state":
+            self._examined(away, outcome)
+        elif outcome.done and outcome.action == "leave":
+            self._left(away, took)
+        elif outcome.done:
+            self._home(away, "returned", took)
+        elif "failed" not in outcome.states() and self._once_more(away, operation, outcome):
+            return
+        else:
+            self._give_up(away, outcome)
+
+    def _once_more(self, away: Away, operation: Operation, outcome: Outcome) -> bool:
+        """Whether the operation was started again: processes ended in its midst, or the card that
+        it returns to was filled by others.
+        """
+        ended = [pid for pid in operation.pids if start_ticks(pid) != away.pids.get(pid)]
+        full = outcome.action == "return" and outcome.without_room()
+        if away.tries >= TRIES or not (ended or full):
+            return False
+        away.tries += 1
+        self._move(away, "leave" if full else outcome.action)
+        return True
+
+    def _left(self, away: Away, took: int) -> None:
+        away.state, away.tries = "checkpointed", 0
+        if not away.prune(start_ticks):
+            self._home(away, "ended", None)
+            return
+        self.service.sampler.note(rows.moved, self.service.ledger, away.grant.job_id, took)
+        self.totals.left(away.size, took)
+        fields = {"job": away.grant.job_id, "bytes": away.size, "ms": took // 10**6}
+        emit(logging.INFO, "reclaim", step="left", **fields, to=away.other)
+        self._tell_owner(away, notes.left(away))
+
+    def _home(self, away: Away, result: str, took: int | None) -> None:
+        """The job goes on where it was."""
+        job_id = away.grant.job_id
+        del self.away[job_id]
+        if away.recorded:
+            self._note_back(away, result, took)
+        fields = {"job": job_id, "bytes": away.size, "result": result}
+        emit(logging.INFO, "reclaim", step="back", **fields, ms=took and took // 10**6)
+        if took is not None:
+            self.totals.returned(away.size, took)
+            self._tell_owner(away, notes.returned(away))
+        self._hold(job_id, held=False)
+
+    def _hold(self, job_id: int, held: bool) -> None:
+        """Close or open the job's gates. An arbiter that is away does so when it is back: until
+        then the driver's lock keeps the job from its card.
+        """
+        try:
+            self.service.ports.arbiter.hold(job_id, held)
+        except ArbiterError as error:
+            self.service.lose_arbiter(str(error))
+
+    def _tell_owner(self, away: Away, sentence: str) -> None:
+        if self.tell is not None:
+            self.tell(away.grant.job_id, away.grant.uid, sentence)
+
+    def _note_back(self, away: Away, result: str, took: int | None = None) -> None:
+        service, now = self.service, self.service.ports.clock.realtime_ns()
+        service.sampler.note(rows.back, service.ledger, away.grant.job_id, now, result, took)
+
+    def _give_up(self, away: Away, outcome: Outcome) -> None:
+        """The job's memory cannot be moved: it is requeued or stopped, and its processes end."""
+        away.state, away.examine = "unable", False
+        self.totals.unable += 1
+        why = outcome.why or "the driver says that a process failed"
+        emit(logging.ERROR, "reclaim", step="unable", job=away.grant.job_id, why=why)
+        self._note_back(away, f"unable: {why}")
+        self._tell_owner(away, notes.unable(away, why, self.unable.policy))
+        self.unable.begin(away)
+
+    # ---- after a restart of qgpud ---------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Take up what an earlier qgpud left, before the arbiter is reached."""
+        service = self.service
+        known: dict[int, list[rows.Reclaim]] = {}
+        service.sampler.note(lambda: known.update(rows.open_rows(service.ledger)))
+        for job_id in known.keys() - service.grants.keys():
+            now = service.ports.clock.realtime_ns()
+            service.sampler.note(rows.back, service.ledger, job_id, now, "ended")
+        taken = list(filter(taken_back, service.grants.values()))
+        pids = pids_of({grant.uid for grant in taken}, service.job_of) if taken else {}
+        for grant in taken:
+            self._resume(grant, known.get(grant.job_id, []), pids.get(grant.job_id, []))
+
+    def _resume(self, grant: Grant, intervals: list[rows.Reclaim], pids: list[int]) -> None:
+        now = self.service.ports.clock.realtime_ns()
+        away = Away(grant, "returning", now, examine=True, recorded=bool(intervals))
+        away.until_ns = self.service.ports.clock.monotonic_ns() + 2 * self.mover.limit_ns
+        self._know(away, pids)
+        if intervals:
+            away.left_at = min(row.left_at for row in intervals)
+            away.sizes = {0: {row.uuid: row.bytes or 0 for row in intervals}}
+            moved = all(row.leave_ns is not None for row in intervals)
+            away.state = "returning" if moved else "leaving"
+            self._hold(grant.job_id, held=True)
+        self.away[grant.job_id] = away
+
+    def _examine(self, away: Away) -> None:
+        """Ask where the job's processes are, once no helper of the earlier qgpud works on it."""
+        if self.mover.busy(away.grant.job_id):
+            if self.service.ports.clock.monotonic_ns() >= away.until_ns:
+                self._give_up(away, Outcome("state", done=False, why="another helper hangs"))
+        elif self.service.connected:
+            try:
+                self._know(away, self._registered(away.grant.job_id))
+            except ArbiterError as error:
+                self.service.lose_arbiter(str(error))
+                return
+            away.prune(start_ticks)
+            away.operation = self.mover.start("state", away.grant, away.pids)
+            if away.operation.child.fileno() is None:
+                self._advance(away)
+
+    def _examined(self, away: Away, outcome: Outcome) -> None:
+        """Finish what the earlier qgpud began, or undo it."""
+        states, leaving = outcome.states(), away.state == "leaving"
+        if not outcome.done and not away.recorded:
+            emit(logging.WARNING, "reclaim", step="state", job=away.grant.job_id, why=outcome.why)
+        if (not outcome.done and away.recorded) or "failed" in states:
+            self._give_up(away, outcome)
+            return
+        away.examine = False
+        if states <= {"running"} and not away.recorded:
+            del self.away[away.grant.job_id]
+        elif states <= {"running"}:
+            self._home(away, "undone" if leaving else "returned", None)
+        elif states == {"checkpointed"} and away.recorded:
+            away.state = "checkpointed"
+            emit(logging.INFO, "reclaim", step="found", job=away.grant.job_id, bytes=away.size)
+        else:
+            self._move(away, "leave" if leaving else "return")
+
+
+def taken_back(grant: Grant) -> bool:
+    """Whether memory of the job may be taken back."""
+    return grant.reclaimable and grant.state == "active"

@@ -1,0 +1,225 @@
+"""Takes memory of reclaimable jobs back and returns it, as enforcer/reclaim decides.
+
+Nothing here waits: NVML answers through its thread, helpers are children, and the loop calls `tick`
+when one ends or time passed. A decision is made after each change, on a fresh sample.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from enforcer.daemon.arbiter.port import ArbiterError, MemoryAction
+from enforcer.daemon.log import emit
+from enforcer.daemon.reclaim.claims import Claims
+from enforcer.daemon.reclaim.moves import Moves, taken_back
+from enforcer.daemon.reclaim.seen import CardSeen, MemoryQuestion, Owners, on_card, uses_of
+from enforcer.daemon.reclaim.wants import Wants
+from enforcer.ledger import reclaims as rows
+from enforcer.nvml.port import NvmlError
+from enforcer.reclaim.decide import decide
+from enforcer.reclaim.model import (
+    Card,
+    Final,
+    Hold,
+    Job,
+    Leave,
+    Order,
+    Ready,
+    Retry,
+    Return,
+    Settings,
+)
+from gres.grant.store import Grant
+from gres.units import MIB
+
+if TYPE_CHECKING:
+    from enforcer.daemon.node import NodeService
+
+CALM_NS = 10**9  # period of samples while jobs are away and nothing else happens
+
+
+@dataclass
+class Reclaimer:
+    """The jobs of one node that are away, and all that waits for memory."""
+
+    service: NodeService
+    claims: Claims = field(init=False)
+    wants: Wants = field(init=False)
+    moves: Moves = field(init=False)
+    owners: Owners = field(init=False)
+    _room_since: dict[int, int] = field(default_factory=dict)
+    _sampling: bool = False
+    _again: bool = False
+    _failed: bool = False
+    _looked_ns: int = 0
+
+    def __post_init__(self) -> None:
+        service, clock = self.service, self.service.ports.clock
+        hysteresis, slack = service.config.reclaim.hysteresis, service.config.enforcer.audit.slack
+        self.settings = Settings(hysteresis.ns, slack * MIB)
+        self.owners, self.wants = Owners(service.job_of, clock), Wants(clock)
+        self.claims = Claims(service.config, service.node, clock, service.ports.queue)
+        self.moves = Moves(service)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether memory of any job may be taken back."""
+        return self.service.config.reclaiming or any(map(taken_back, self.service.grants.values()))
+
+    def wanted(self) -> bool:
+        """Whether `tick` has something to do."""
+        return bool(self.claims.open or self.wants.cards() or self.moves.away)
+
+    # ---- what happens ---------------------------------------------------------------------------
+
+    def admit(self, grant: Grant) -> Grant | str:
+        """The grant, or its refusal, or why its Prolog waits."""
+        if not self.service.connected and not self.claims.waits(grant.job_id):
+            return grant  # nobody can leave: the arbiter comes first
+        contested = {
+            card.uuid
+            for other in self.service.grants.values()
+            if other.reclaimable and other.job_id != grant.job_id
+            for card in other.cards
+        }
+        standing = list(self.service.grants.values())
+        found = self.claims.admit(grant, standing, contested)
+        if isinstance(found, Grant):
+            return found
+        self.look()
+        return self.claims.admit(grant, standing, contested)
+
+    def synced(self, uuids: Iterable[str]) -> bool:
+        """The arbiter has the full list: allocations that its driver refuses wait from now on.
+        Whether it is still connected.
+        """
+        self.wants.clear()
+        try:
+            for uuid in uuids if self.enabled else ():
+                self.service.ports.arbiter.memory(0, uuid, MemoryAction.WAIT)
+        except ArbiterError as error:
+            self.service.lose_arbiter(str(error))
+        return self.service.connected
+
+    def note_wants(self) -> None:
+        """Take what processes wait for."""
+        try:
+            news = self.wants.note(self.service.ports.arbiter.wants())
+        except ArbiterError:
+            return  # the loop notices the end of the connection
+        if news and self.enabled:
+            self.look()
+
+    def ended(self, job_id: int) -> None:
+        """The job's grant ended: its processes are gone, or go now."""
+        self.claims.withdraw(job_id)
+        self.wants.ended(job_id)
+        self.moves.ended(job_id)
+        self.look()  # there may be room
+
+    def tick(self) -> None:
+        """Take the ends of operations, and decide anew. Without haste if all only wait for room."""
+        busy = self.claims.open or self.wants.cards() or self.moves.moving()
+        self.moves.advance()
+        if busy or self.service.ports.clock.monotonic_ns() - self._looked_ns >= CALM_NS:
+            self.look()
+
+    def poll(self) -> None:
+        """Count the time of jobs that are away in the ledger."""
+        if self.moves.away:
+            service = self.service
+            service.sampler.note(rows.tally, service.ledger, service.ports.clock.realtime_ns())
+
+    # ---- samples and decisions ------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Ask the driver, then decide. What changes while it is asked needs one more sample."""
+        if self._sampling:
+            self._again = True
+            return
+        cards = self.wants.cards() | self.claims.cards()
+        if cards or self.moves.away:
+            # All cards of jobs that could leave or return: such a job moves as a whole.
+            grants = [grant for grant in self.service.grants.values() if grant.reclaimable]
+            cards |= {card.uuid for grant in grants for card in grant.cards}
+            self._sampling = True
+            self._looked_ns = self.service.ports.clock.monotonic_ns()
+            self.service.nvml.start(MemoryQuestion(sorted(cards)), self._sampled)
+
+    def _sampled(self, found: dict[str, CardSeen] | NvmlError) -> None:
+        again, self._sampling, self._again = self._again, False, False
+        if isinstance(found, NvmlError):
+            if not self._failed:
+                emit(logging.ERROR, "reclaim", step="sample", why=found)
+            self._failed = True
+            return
+        self._failed = False
+        if again:
+            self.look()
+        else:
+            self._decide(found)
+
+    def _decide(self, cards: dict[str, CardSeen]) -> None:
+        self.moves.uses = uses_of(cards, self.owners, self._counted)
+        clock = self.service.ports.clock
+        decision = decide(
+            [Card(uuid, card.free) for uuid, card in cards.items()],
+            [self._job(grant) for grant in self.service.grants.values() if grant.state == "active"],
+            self.claims.waiting(),
+            clock.monotonic_ns(),
+            self._room_since,
+            self.settings,
+        )
+        self._room_since = dict(decision.room_since)
+        for order in decision.orders:
+            self._obey(order, cards)
+
+    def _counted(self, job_id: int, uuid: str) -> int | None:
+        """What the arbiter counts, where the driver does not tell."""
+        of_job = (t.sample for t in self.service.sampler.tenants if t.sample.job_id == job_id)
+        return next((sample.mem_used for sample in of_job if sample.uuid == uuid), None)
+
+    def _job(self, grant: Grant) -> Job:
+        away = self.moves.away.get(grant.job_id)
+        holds = {
+            card.uuid: Hold(
+                card.mem_cap,
+                on_card(self.moves.uses, grant.job_id, card.uuid),
+                0 if away is None else away.taken(card.uuid),
+            )
+            for card in grant.cards
+        }
+        return Job(
+            grant.job_id,
+            not grant.reclaimable and away is None,
+            holds,
+            grant.created_ns,
+            "resident" if away is None else away.state,
+            0 if away is None else away.left_at,
+            self.wants.of(grant.job_id),
+        )
+
+    def _obey(self, order: Order, cards: dict[str, CardSeen]) -> None:
+        try:
+            match order:
+                case Leave(job_id, other):
+                    self.moves.leave(self.service.grants[job_id], other)
+                case Return(job_id):
+                    self.moves.back(job_id)
+                case Retry(job_id, uuid):
+                    self._tell(job_id, uuid, MemoryAction.RETRY, cards[uuid].free)
+                case Final(job_id, uuid):
+                    self._tell(job_id, uuid, MemoryAction.FINAL, cards[uuid].free)
+                    emit(logging.WARNING, "reclaim", step="final", job=job_id, card=uuid)
+                case Ready(job_id):
+                    self.claims.ready(job_id)
+        except ArbiterError as error:
+            self.service.lose_arbiter(str(error))
+
+    def _tell(self, job_id: int, uuid: str, action: MemoryAction, free: int) -> None:
+        if self.service.connected:
+            self.service.ports.arbiter.memory(job_id, uuid, action)
+            self.wants.asked(job_id, uuid, free)

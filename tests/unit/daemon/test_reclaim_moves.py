@@ -1,0 +1,382 @@
+"""Jobs leave and return on a fake node: real processes, a script as the helper, a fake Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from reclaim_support import Lab, lab
+
+from enforcer.daemon.arbiter.port import MemoryAction, Want
+from enforcer.daemon.granting.hookproto import Answer, Later
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.reclaim.child import Done
+from enforcer.daemon.reclaim.mover import LOCKS, parse
+from enforcer.ledger.store import read_usage
+from simulator.fakes import GIB, FakeNode
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root's helper is run")
+
+
+@pytest.fixture
+def made(node: FakeNode) -> Iterator[Lab]:
+    with lab(node) as found:
+        yield found
+
+
+@pytest.fixture
+def service(made: Lab) -> NodeService:
+    return made.start()
+
+
+def leave(made: Lab, service: NodeService, gib: int = 60) -> int:
+    """Job 1 has left for job 9, which started; the process of job 1."""
+    pid = made.offline(service, 1, gib)
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.leaves(service, pid)
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+    return pid
+
+
+def test_a_prolog_waits_until_the_offline_job_has_left(made: Lab, service: NodeService) -> None:
+    pid = made.offline(service, 1, 60)
+    waits = made.prolog(service, 9, 50, "online")
+    assert isinstance(waits, Later) and waits.patient and 9 not in service.grants
+    assert made.node.arbiter.held == {1}, "the gate is closed before the helper moves anything"
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.leaves(service, pid)
+    assert service.reclaimer.claims.news and made.calls() == ["leave"]
+    assert made.prolog(service, 9, 50, "online") == Answer(0) and 9 in service.grants
+    (row,) = made.rows(1)
+    assert (row.bytes, row.why, row.back_at) == (60 * GIB, "job 9", None)
+    assert row.leave_ns is not None
+    ((job, text),) = made.told
+    assert job == 1 and "job 9 needs" in text and "60G of card 0 of n1" in text
+
+
+def test_a_job_returns_when_room_lasted(made: Lab, service: NodeService) -> None:
+    pid = leave(made, service)
+    made.node.clock.advance(5)
+    service.end(9, "epilog")
+    made.node.clock.advance(9)
+    service.reclaimer.tick()
+    assert made.calls() == ["leave"]
+    made.node.clock.advance(1)
+    service.reclaimer.tick()
+    made.hold(pid, 60)
+    made.settle(service)
+    assert made.calls() == ["leave", "return"] and made.node.arbiter.held == set()
+    (row,) = made.rows(1)
+    assert row.result == "returned" and row.back_at == row.left_at + 15 * 10**9
+    (usage,) = read_usage(service.ledger.path, [1])
+    assert usage.reclaimed_ns == 15 * 10**9
+    assert "is back on card 0" in made.told[-1][1] and not service.reclaimer.moves.away
+
+
+def test_the_ledger_counts_a_job_that_is_still_away(made: Lab, service: NodeService) -> None:
+    leave(made, service)
+    made.node.clock.advance(7)
+    service.poll_arbiter()
+    (usage,) = read_usage(service.ledger.path, [1])
+    assert usage.reclaimed_ns == 7 * 10**9
+
+
+def test_a_prolog_alone_on_its_card_does_not_wait(made: Lab, service: NodeService) -> None:
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+    made.offline(service, 1, 20)
+    assert made.prolog(service, 10, 5, "online") == Answer(0), "there is room beside it"
+    assert made.calls() == []
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_prolog_that_waited_too_long_starts_nothing(
+    made: Lab, service: NodeService, queued: bool
+) -> None:
+    """Its job is requeued, and where Slurm does not do that the refusal says so."""
+    made.offline(service, 1, 60)
+    (made.directory / "hang").touch()
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.node.clock.advance(59)
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.node.clock.advance(1)
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    (asked,) = made.queue.asked
+    assert asked.words == "requeue 9"
+    asked.done = Done(0) if queued else Done(1, why="Requested operation is presently disabled")
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+    grant = service.grants[9]
+    assert grant.state == "refused" and "did not give it back within 1min" in grant.message
+    assert ("put back into the queue" in grant.message) is queued
+    assert ("Submit it again" in grant.message) is not queued
+
+
+def test_more_than_max_reclaimable_is_requeued_at_once(made: Lab, service: NodeService) -> None:
+    made.offline(service, 1, 78)
+    made.offline(service, 2, 78)
+    assert isinstance(made.prolog(service, 3, 10, "offline"), Later)
+    made.queue.asked[0].done = Done(0)
+    assert made.prolog(service, 3, 10, "offline") == Answer(0)
+    assert "max_reclaimable" in service.grants[3].message
+
+
+def test_a_prolog_that_is_gone_is_not_waited_for(made: Lab, service: NodeService) -> None:
+    made.offline(service, 1, 60)
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    service.epilog({"SLURM_JOB_ID": "9"})
+    made.node.clock.advance(100)
+    made.settle(service)
+    assert not service.reclaimer.claims.open and made.queue.asked == []
+
+
+def test_a_process_that_cannot_move_is_requeued_and_killed(made: Lab, service: NodeService) -> None:
+    pid = made.offline(service, 1, 60)
+    made.refuse("leave", pid, "running 801 CUDA_ERROR_NOT_SUPPORTED")
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.settle(service)
+    (asked,) = made.queue.asked
+    assert asked.words == "requeue 1" and made.programs[0].poll() is None
+    assert "cannot be moved" in made.told[0][1] and "leave failed with" in made.told[0][1]
+    asked.done = Done(0)
+    service.reclaimer.tick()
+    assert made.programs[0].wait(30) == -signal.SIGKILL
+    made.hold(pid, 0)
+    service.reclaimer.tick()
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+    (row,) = made.rows(1)
+    assert row.result is not None and row.result.startswith("unable: ")
+
+
+def test_a_job_that_slurm_does_not_requeue_is_cancelled(made: Lab, service: NodeService) -> None:
+    pid = made.offline(service, 1, 60)
+    made.refuse("leave", pid, "running 801 CUDA_ERROR_NOT_SUPPORTED")
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.settle(service)
+    made.queue.asked[0].done = Done(1, why="disabled")
+    service.reclaimer.tick()
+    assert [asked.words for asked in made.queue.asked] == ["requeue 1", "cancel 1"]
+    assert made.programs[0].poll() is None, "not before Slurm knows"
+    made.queue.asked[1].done = Done(0)
+    service.reclaimer.tick()
+    assert made.programs[0].wait(30) == -signal.SIGKILL
+
+
+def test_unable_stop_cancels(node: FakeNode) -> None:
+    with lab(node, "stop") as made:
+        service = made.start()
+        pid = made.offline(service, 1, 60)
+        made.refuse("leave", pid, "failed 999 CUDA_ERROR_UNKNOWN")
+        assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+        made.settle(service)
+        assert [asked.words for asked in made.queue.asked] == ["cancel 1"]
+        assert "It is stopped." in made.told[0][1]
+
+
+def test_a_helper_that_hangs_is_killed_and_its_job_given_up(
+    made: Lab, service: NodeService
+) -> None:
+    made.offline(service, 1, 60)
+    (made.directory / "hang").touch()
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.node.clock.advance(60)
+    service.reclaimer.tick()
+    assert [asked.words for asked in made.queue.asked] == ["requeue 1"]
+    assert "did not end within 60 s" in made.told[0][1]
+
+
+def test_a_process_that_ends_in_the_midst_does_not_fail_its_job(
+    made: Lab, service: NodeService
+) -> None:
+    one, two = made.offline(service, 1, 30), made.program(1, 30)
+    made.refuse("leave", two, "none 1 CUDA_ERROR_INVALID_VALUE")
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.programs[1].kill()
+    made.programs[1].wait()
+    made.leaves(service, one, two)
+    assert made.calls() == ["leave", "leave"] and made.queue.asked == []
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+
+
+def test_a_return_without_room_leaves_again(made: Lab, service: NodeService) -> None:
+    pid = leave(made, service)
+    service.end(9, "epilog")
+    made.refuse("return", pid, "checkpointed 2 CUDA_ERROR_OUT_OF_MEMORY")
+    made.node.clock.advance(11)
+    service.reclaimer.tick()
+    made.node.clock.advance(11)
+    service.reclaimer.tick()
+    made.settle(service)
+    assert made.calls() == ["leave", "return", "leave"] and made.queue.asked == []
+    assert service.reclaimer.moves.away[1].state == "checkpointed"
+
+
+def test_a_return_that_fails_for_good_ends_the_job(made: Lab, service: NodeService) -> None:
+    pid = leave(made, service)
+    service.end(9, "epilog")
+    made.refuse("return", pid, "failed 2 CUDA_ERROR_OUT_OF_MEMORY")
+    for _ in range(2):
+        made.node.clock.advance(11)
+        service.reclaimer.tick()
+    made.settle(service)
+    assert [asked.words for asked in made.queue.asked] == ["requeue 1"]
+
+
+def test_a_job_that_ends_while_it_is_away_leaves_nothing_open(
+    made: Lab, service: NodeService
+) -> None:
+    leave(made, service)
+    made.node.clock.advance(3)
+    service.end(1, "epilog")
+    (row,) = made.rows(1)
+    assert row.result == "ended" and row.back_at == row.left_at + 3 * 10**9
+    assert not service.reclaimer.wanted() and not list((service_dir(service) / LOCKS).iterdir())
+    (usage,) = read_usage(service.ledger.path, [1])
+    assert usage.reclaimed_ns == 3 * 10**9
+
+
+def service_dir(service: NodeService) -> Path:
+    return Path(service.node.run_dir)
+
+
+def test_a_job_whose_processes_all_ended_may_begin_new_ones(
+    made: Lab, service: NodeService
+) -> None:
+    leave(made, service)
+    made.programs[0].kill()
+    made.programs[0].wait()
+    service.reclaimer.tick()
+    assert made.node.arbiter.held == set() and made.rows(1)[0].result == "ended"
+
+
+# ---- allocations --------------------------------------------------------------------------------
+
+
+def want(made: Lab, service: NodeService, job: int, gib: int) -> None:
+    made.node.arbiter.wanted.append(Want(job, made.card, 77, gib * GIB))
+    service.processes_died()
+
+
+def test_a_refused_allocation_waits_for_a_job_that_leaves(made: Lab, service: NodeService) -> None:
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+    pid = made.offline(service, 1, 60)
+    want(made, service, 9, 40)
+    assert made.node.arbiter.held == {1}
+    made.leaves(service, pid)
+    assert made.node.arbiter.actions[-1] == (9, made.card, MemoryAction.RETRY)
+    want(made, service, 9, 0)
+    assert not service.reclaimer.wants.cards()
+
+
+def test_a_refusal_stands_where_nobody_can_leave(made: Lab, service: NodeService) -> None:
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+    made.node.nvml.put(made.card, used=60 * GIB)
+    want(made, service, 9, 40)
+    assert made.node.arbiter.actions[-1] == (9, made.card, MemoryAction.FINAL)
+
+
+def test_all_allocations_of_the_node_wait_once_the_arbiter_is_there(
+    made: Lab, service: NodeService
+) -> None:
+    waits = [(0, card.uuid, MemoryAction.WAIT) for card in made.node.nvml.cards()]
+    assert sorted(made.node.arbiter.actions) == sorted(waits)
+
+
+# ---- a daemon that was killed -------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch, node: FakeNode) -> None:
+    """All processes of the node are those that the test started."""
+
+    def pids_of(uids: object, job_of: object) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for pid, job in node.jobs_of_pids.items():
+            found.setdefault(job, []).append(pid)
+        return found
+
+    monkeypatch.setattr("enforcer.daemon.reclaim.moves.pids_of", pids_of)
+
+
+def test_a_checkpointed_job_is_found_and_returns(made: Lab, service: NodeService) -> None:
+    pid = leave(made, service)
+    again = made.crash(service)
+    assert made.node.arbiter.held == {1}, "before the arbiter has the list"
+    again.reclaimer.tick()
+    made.settle(again)
+    away = again.reclaimer.moves.away[1]
+    assert (away.state, away.taken(made.card)) == ("checkpointed", 60 * GIB)
+    again.end(9, "epilog")
+    for _ in range(2):
+        made.node.clock.advance(11)
+        again.reclaimer.tick()
+    made.hold(pid, 60)
+    made.settle(again)
+    assert made.calls() == ["leave", "state", "return"] and made.rows(1)[0].result == "returned"
+
+
+@pytest.mark.parametrize("state", ["locked", "checkpointed"])
+def test_a_job_that_was_leaving_is_finished(made: Lab, service: NodeService, state: str) -> None:
+    one, two = made.offline(service, 1, 30), made.program(1, 30)
+    (made.directory / "hang").touch()
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    helper = made.helper_process(service)
+    helper.kill()
+    helper.wait()
+    (made.directory / "hang").unlink()
+    made.set(one, state)
+    again = made.crash(service)
+    again.reclaimer.tick()
+    made.settle(again)
+    assert made.calls()[-2:] == ["state", "leave"]
+    assert again.reclaimer.moves.away[1].state == "checkpointed"
+    del two
+
+
+def test_a_job_that_did_not_begin_to_leave_goes_on(made: Lab, service: NodeService) -> None:
+    made.offline(service, 1, 60)
+    (made.directory / "hang").touch()
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    helper = made.helper_process(service)
+    helper.kill()
+    helper.wait()
+    (made.directory / "hang").unlink()
+    again = made.crash(service)
+    again.reclaimer.tick()
+    made.settle(again)
+    assert made.rows(1)[0].result == "undone" and made.node.arbiter.held == set()
+
+
+def test_a_helper_of_the_killed_daemon_is_waited_for(made: Lab, service: NodeService) -> None:
+    made.offline(service, 1, 60)
+    (made.directory / "hang").touch()
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    helper = made.helper_process(service)
+    again = made.crash(service)
+    again.reclaimer.tick()
+    assert again.reclaimer.moves.operations() == [] and "state" not in made.calls()
+    helper.kill()
+    helper.wait()
+    (made.directory / "hang").unlink()
+    again.reclaimer.tick()
+    made.settle(again)
+    assert made.calls()[-1:] == ["state"]
+
+
+def test_jobs_that_were_never_moved_are_left_alone(made: Lab, service: NodeService) -> None:
+    made.offline(service, 1, 60)
+    again = made.crash(service)
+    again.reclaimer.tick()
+    made.settle(again)
+    assert made.calls() == ["state"] and not again.reclaimer.moves.away
+    assert made.rows(1) == [] and made.told == []
+
+
+def test_what_the_helper_says_is_read_strictly() -> None:
+    text = "12 running - 0 CUDA_SUCCESS\nnoise\n13 flying - 0 X\n14 failed lock 600 A\x1bB\n"
+    assert [(line.pid, line.state, line.failed) for line in parse(text)] == [
+        (12, "running", False),
+        (14, "failed", True),
+    ]
+    assert "\x1b" not in parse(text)[1].name
