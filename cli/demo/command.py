@@ -6,12 +6,14 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from cli.demo.jobs import Cluster, Timeout
+from cli.demo.memory import MemoryStory
 from cli.demo.promises import Promises
 from cli.demo.story import Story
 from cli.program import program
@@ -20,11 +22,11 @@ from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
 
 LOGS = Path("build/demo-logs").resolve()
+Play = Callable[[Sandbox, Promises, Console], None]
 
 
-def _play(sandbox: Sandbox, console: Console) -> Promises:
-    """All acts in order."""
-    promises = Promises(console)
+def _main_job(sandbox: Sandbox, promises: Promises, console: Console) -> None:
+    """The acts of a cluster in which each job reserves its memory."""
     story = Story(Cluster(sandbox), promises, console)
     story.placement()
     story.alternation()
@@ -32,7 +34,11 @@ def _play(sandbox: Sandbox, console: Console) -> Promises:
     story.sudden_death()
     story.refusals()
     story.accounts()
-    return promises
+
+
+def _memory(sandbox: Sandbox, promises: Promises, console: Console) -> None:
+    """The act of a cluster in which offline memory is reclaimable."""
+    MemoryStory(Cluster(sandbox), promises, console).play()
 
 
 def _verdict(promises: Promises, console: Console) -> int:
@@ -63,9 +69,9 @@ def _is_up(sandbox: Sandbox) -> bool:
         return False
 
 
-def _leave(sandbox: Sandbox, console: Console, keep: bool, status: int) -> None:
+def _leave(sandbox: Sandbox, console: Console, keep: bool, failed: bool) -> None:
     """Tear the cluster down, or print how to enter it; after a failure its logs stay."""
-    if status and (sandbox.layout.state / "log").is_dir():
+    if failed and (sandbox.layout.state / "log").is_dir():
         _save_logs(sandbox)
         console.print(
             f"Logs of all daemons and jobs: {LOGS} (begin with slurmctld.log)", highlight=False
@@ -85,8 +91,29 @@ def _enter_hint(sandbox: Sandbox) -> str:
     )
 
 
+def _perform(
+    options: SandboxOptions, play: Play, promises: Promises, console: Console, keep: bool
+) -> bool:
+    """Bring a cluster up, play on it, tear it down; whether it came to its end."""
+    sandbox = Sandbox(options, lambda text: console.print(f"  {text}", style="dim"))
+    if sandbox.down():
+        console.print(f"Ended the cluster {options.name!r} that an earlier run left.", style="dim")
+    shape = f"{options.nodes} node(s), {options.cards} simulated card(s) each"
+    console.print(f"[bold]Bringing up a private Slurm: {shape}[/]", highlight=False)
+    done = False
+    try:
+        sandbox.up(keep_failed=True)
+        play(sandbox, promises, console)
+        done = True
+    except (SandboxError, Timeout) as error:
+        console.print(f"[bold red]The demo stopped:[/] {error}", highlight=False)
+    finally:
+        _leave(sandbox, console, keep, not done or bool(promises.broken))
+    return done
+
+
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave the cluster up afterwards.")
+@click.option("--keep", is_flag=True, help="Leave the main job's cluster up afterwards.")
 @click.option("--name", default="demo", show_default=True, help="Name of the sandbox to use.")
 def demo(keep: bool, name: str) -> None:
     """Run the main job on a real Slurm with simulated cards and check every promise."""
@@ -95,19 +122,10 @@ def demo(keep: bool, name: str) -> None:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # so that the cluster goes down then as well
-    sandbox = Sandbox(
-        SandboxOptions(name=name), lambda text: console.print(f"  {text}", style="dim")
-    )
-    if sandbox.down():
-        console.print(f"Ended the cluster {name!r} that an earlier run had left up.", style="dim")
-    console.print("[bold]Bringing up a private Slurm: 2 nodes, 2 simulated cards each[/]")
-    status = 1
-    try:
-        sandbox.up(keep_failed=True)
-        status = _verdict(_play(sandbox, console), console)
-    except (SandboxError, Timeout) as error:
-        console.print(f"[bold red]The demo stopped:[/] {error}", highlight=False)
-    finally:
-        _leave(sandbox, console, keep, status)
+    promises = Promises(console)
+    small = SandboxOptions(name=f"{name[:12]}mem", nodes=1, cards=1, reclaimable=True)
+    done = _perform(SandboxOptions(name=name), _main_job, promises, console, keep)
+    done = done and _perform(small, _memory, promises, console, keep=False)
+    status = _verdict(promises, console) if done else 1
     console.print(f"{time.monotonic() - began:.0f} s in all.", style="dim")
     sys.exit(status)
