@@ -8,15 +8,15 @@ import os
 import random
 import socket
 import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sim_tools import BUILD, make, run, spawn, until
+from hostile import answer, connect, request, sanitized
+from sim_tools import run, spawn, until
 
 from simulator import layout
-from simulator.sim import SimConfig, Simulator, _await_ready
+from simulator.sim import Simulator
 
 pytestmark = pytest.mark.native
 
@@ -25,53 +25,8 @@ HEAD = layout.Shared.head.offset
 
 @pytest.fixture
 def sim(tmp_path: Path) -> Iterator[Simulator]:
-    """The sanitized server; any report of a sanitizer ends it and fails the test."""
-    make("build/test/qgpu-simgpu-asan", "build/sim/libcuda.so.1")
-    reader, writer = os.pipe()
-    config = SimConfig(
-        tmp_path / "sim", "hostile", minor_base=os.getpid() % 1000 * 16 + 8, memory_mib=2048
-    )
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            config.command(BUILD / "test/qgpu-simgpu-asan", writer),
-            pass_fds=(writer,),
-            stdout=log,
-            stderr=log,
-        )
-    os.close(writer)
-    assert _await_ready(reader, process, 20)
-    os.close(reader)
-    simulator = Simulator(config, BUILD, process)
-    try:
-        yield simulator
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        run(simulator, "g = Cuda(); g.launch(10); g.call('cuCtxSynchronize')")
-    finally:
-        simulator.stop()
-    assert process.returncode == 0, (tmp_path / "log").read_text()
-
-
-def connect(sim: Simulator) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # with a time limit a full queue would be an error
-    sock.connect(str(sim.config.directory / "sim.sock"))
-    sock.settimeout(5)
-    return sock
-
-
-def request(
-    kind: int,
-    a: int = 0,
-    b: int = 0,
-    size: int = 48,
-    version: int = layout.VERSION,
-    magic: int = layout.MAGIC,
-) -> bytes:
-    return bytes(layout.Req(magic, version, kind, size, a, b))
-
-
-def answer(sock: socket.socket) -> layout.Rep:
-    return layout.Rep.from_buffer_copy(sock.recv(8192))
+    with sanitized(tmp_path) as running:
+        yield running
 
 
 def test_garbage_on_the_socket(sim: Simulator) -> None:

@@ -127,6 +127,22 @@ def streams() -> dict[str, Any]:
     return {"pinned": host.is_pinned(), "same": bool((back == 7).all())}
 
 
+_kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def keep() -> dict[str, Any]:
+    """Tensors with random contents, here and on the card."""
+    for size in (1, 1000, MIB, 3 * MIB + 7):
+        here = torch.randint(0, 256, (size,), dtype=torch.uint8)
+        _kept.append((here, here.to(DEVICE)))
+    return {}
+
+
+def kept() -> dict[str, Any]:
+    """Whether they are the same still."""
+    return {"same": all(bool((there.cpu() == here).all()) for here, there in _kept)}
+
+
 def memory() -> dict[str, Any]:
     """MiB: free and total by the driver, and what the caching allocator says."""
     free, total = torch.cuda.mem_get_info()
@@ -257,7 +273,7 @@ def main() -> None:
     steps: dict[str, Callable[..., dict[str, Any]]] = {
         step.__name__: step
         for step in (train, infer, conv, attention, amp, graph, streams, memory, nvml, fill)
-    } | {step.__name__: step for step in (churn, sleep_wake, loader, share, ddp)}
+    } | {step.__name__: step for step in (churn, sleep_wake, loader, share, ddp, keep, kept)}
     for line in sys.stdin:
         word, *more = line.split()
         print(json.dumps(steps[word](*map(int, more))), flush=True)

@@ -72,13 +72,16 @@ def driver() -> c.CDLL:
 
 
 class Process:
-    """A process as the target of the calls; what they answer is a CUresult."""
+    """A process as the target of the calls; what they answer is a CUresult. Without a simulator
+    here: on the one that the environment names.
+    """
 
-    def __init__(self, sim: Simulator, pid: int) -> None:
+    def __init__(self, sim: Simulator | None, pid: int) -> None:
         self.sim, self.pid = sim, pid
 
     def _call(self, name: str, *more: object) -> int:
-        os.environ.update(self.sim.env())
+        if self.sim:
+            os.environ.update(self.sim.env())
         return int(getattr(driver(), f"cuCheckpointProcess{name}")(self.pid, *more))
 
     @property

@@ -34,11 +34,11 @@ WAY = {
 }
 
 
-def bring(process: Target, state: int) -> None:
+def bring(sim: Simulator, process: Target, state: int) -> None:
     """The process into that state, from running."""
     for step in WAY[state]:
         if state == k.FAILED and step == "checkpoint":
-            process.sim.control(f"midway call=cuCheckpointProcessCheckpoint pid={process.pid}")
+            sim.control(f"midway call=cuCheckpointProcessCheckpoint pid={process.pid}")
             assert process.checkpoint() == k.UNKNOWN
         else:
             assert CALLS[step](process) == k.OK
@@ -50,7 +50,7 @@ def bring(process: Target, state: int) -> None:
 def test_each_call_in_each_state(sim: Simulator, state: int, call: str) -> None:
     with target(sim) as process:
         process.ask("keep(1 << 20)")
-        bring(process, state)
+        bring(sim, process, state)
         after = ALLOWED.get((state, call))
         assert CALLS[call](process) == (k.ILLEGAL_STATE if after is None else k.OK)
         assert process.state == (state if after is None else after)
