@@ -133,7 +133,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 static CUresult allocate(uint64_t *out, size_t size)
 {
     count(&stub.counts.allocs);
-    if (stub.refuse_allocs)
+    int refused = stub.refuse_allocs;
+    if (refused > 0 ||
+        (refused && __atomic_fetch_add(&stub.refuse_allocs, 1, __ATOMIC_SEQ_CST) < 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     *out = __atomic_fetch_add(&next_handle, (size + 511) & ~(size_t)511, __ATOMIC_RELAXED);
     return CUDA_SUCCESS;

@@ -19,7 +19,7 @@ struct stub_state {
     int hold;          /* 1: markers are kept back until stub_release() */
     int refuse_writes; /* 1: cuStreamWriteValue32 answers NOT_SUPPORTED */
     int version;       /* of cuDriverGetVersion and cuGetProcAddress */
-    int refuse_allocs; /* 1: the card itself is full */
+    int refuse_allocs; /* 1: the card itself is full; -N: for the next N allocations */
     float elapsed_ms;  /* of every event pair */
     int newer;         /* 1: from CUDA 14 on every name means another function than before */
     int device_count;

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import shim_support as s
+from room_support import tell
+
+from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
 OPTIONS = {
@@ -60,6 +63,20 @@ def move(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     assert int(probe.answer()) == 0
 
 
+def wait_for_room(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    """Allocations of many threads, which are answered one after the other."""
+    tell(arbiter.card, wait=1)
+    order(probe, "refuse_allocs -60")
+    order(probe, f"allocs 40 {s.MIB}")
+    s.until(lambda: arbiter.card.proc("mem_wanted") > 30 * s.MIB)
+    probe.send("allocs_join")
+    while not probe.answered(0.01):
+        tell(arbiter.card, "mem_retry")
+        arbiter.card.set(s.TRACK | s.CLOSED | abi.GATE_WHY_MEMORY)
+        arbiter.card.set(s.TRACK)
+    assert probe.answer() == "0"
+
+
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_sanitizer_finds_nothing(tmp_path: Path, kind: str) -> None:
     arbiter = s.FakeArbiter(tmp_path, s.CAP)
@@ -77,8 +94,10 @@ def test_sanitizer_finds_nothing(tmp_path: Path, kind: str) -> None:
         arbiter.start()
         s.until(lambda: len(arbiter.card.asked) >= 1, 20)
         move(arbiter, probe)
-        for command in AFTER:
+        for command in AFTER[:-1]:
             order(probe, command)
+        wait_for_room(arbiter, probe)
+        order(probe, AFTER[-1])
         error = probe.finish()
     arbiter.stop()
     assert "anitizer" not in error and "runtime error" not in error, error

@@ -13,6 +13,7 @@
 #include "process/pages.h"
 #include "track/streams.h"
 #include "track/waiters.h"
+#include "track/wants.h"
 #include "window/window.h"
 
 void qg_after_fork(void)
@@ -21,6 +22,7 @@ void qg_after_fork(void)
     qg_depth = 0;
     qg_lanes_after_fork();
     qg_waiters_after_fork();
+    qg_wants_after_fork();
     qg_link_after_fork();
     qg_pages_after_fork();
     qg_rm_after_fork();

@@ -48,7 +48,7 @@ static bool same_doorbell(const struct qg_pages *pages)
 
 /* The program may have closed every descriptor and may own the number by now. So its identity is
  * compared before it is written to. */
-static void ring(struct qg_card *card, struct qg_pages *pages)
+void qg_gate_ring(struct qg_card *card, const struct qg_pages *pages)
 {
     static const uint64_t one = 1;
     int saved = errno;
@@ -71,7 +71,7 @@ static void ring_once(struct qg_card *card, struct qg_pages *pages)
         return;
     __atomic_store_n(&card->rung_at, changed, __ATOMIC_RELAXED);
     __atomic_store_n(&card->rung_tick, now, __ATOMIC_RELAXED);
-    ring(card, pages);
+    qg_gate_ring(card, pages);
 }
 
 /* A new arbiter samples a tenant that rings. Work launched under the former arbiter would otherwise
@@ -80,7 +80,7 @@ void qg_gate_adopted(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
     if (__atomic_load_n(&pages->proc->unfenced, __ATOMIC_SEQ_CST))
-        ring(card, pages);
+        qg_gate_ring(card, pages);
 }
 
 static uint64_t heartbeat_age_ns(const struct qg_pages *pages)
@@ -95,6 +95,11 @@ static bool lease_ran_out(const struct qg_pages *pages)
     uint64_t lease = (uint64_t)__atomic_load_n(&pages->gate->lease_ms, __ATOMIC_RELAXED) * 1000000u;
     uint64_t age = heartbeat_age_ns(pages);
     return age > lease && (!qg_link_connected() || age > HUNG_FACTOR * lease);
+}
+
+bool qg_gate_unanswered(struct qg_card *card, const struct qg_pages *pages)
+{
+    return gate_ignored(card) || qg_link_refusal(card) || lease_ran_out(pages);
 }
 
 bool qg_gate_arbiter_back(struct qg_card *card)
@@ -157,7 +162,7 @@ static uint64_t poll_drain(struct qg_card *card, struct qg_pages *pages, struct 
     bool late = qg_now_ns() - wait->start > DRAIN_NS;
     uint64_t sleep_ns = late ? 0 : qg_window_drain_ns(card);
     if (wait->drains && !sleep_ns)
-        ring(card, pages);
+        qg_gate_ring(card, pages);
     wait->drains = sleep_ns;
     return sleep_ns ? sleep_ns : LONGEST_SLEEP_NS;
 }

@@ -133,6 +133,10 @@ static inline void qg_leave(struct qg_stream *stream, CUresult result)
 /* True: the gate was ignored because the arbiter's heartbeat had stopped, and there is a heartbeat
  * again. */
 bool qg_gate_arbiter_back(struct qg_card *card);
-void qg_gate_adopted(struct qg_card *card); /* new pages took over */
+void qg_gate_adopted(struct qg_card *card);                            /* new pages took over */
+void qg_gate_ring(struct qg_card *card, const struct qg_pages *pages); /* wakes the arbiter */
+/* True: no arbiter will answer a thread that waits for anything but the gate: it is gone, or it
+ * refuses this process. */
+bool qg_gate_unanswered(struct qg_card *card, const struct qg_pages *pages);
 
 #endif

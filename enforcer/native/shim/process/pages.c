@@ -69,6 +69,7 @@ bool qg_pages_shut(struct qg_pages *pages)
         return false;
     memcpy(copy, pages->gate, sizeof(*copy));
     copy->flags = QG_GATE_CLOSED | QG_GATE_TRACK;
+    copy->mem_wait = 0; /* nobody would answer */
     mprotect(copy, sizeof(*copy), PROT_READ);
     void *place = (void *)(uintptr_t)pages->gate;
     return mremap(copy, sizeof(*copy), sizeof(*copy), MREMAP_MAYMOVE | MREMAP_FIXED, place) ==

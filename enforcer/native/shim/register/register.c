@@ -22,6 +22,7 @@
 
 #include "register/connection.h"
 #include "gate/gate.h"
+#include "gate/room.h"
 #include "link/link.h"
 #include "memory/memory.h"
 #include "process/pages.h"
@@ -69,6 +70,7 @@ static void begin_slot(struct qg_proc *proc)
     __atomic_store_n(&proc->idle_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->idle_launches, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->contexts, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->mem_wanted, 0, __ATOMIC_RELAXED);
 }
 
 /* The new pages take over; the old ones stay mapped, because another thread may be reading them. */
@@ -252,6 +254,7 @@ static void stand_by(int sock)
     for (;;) {
         bool readable = qg_wait_readable(sock, retry_ms() < POLL_MS ? retry_ms() : POLL_MS);
         qg_waiters_reap();
+        qg_room_poll();
         qg_shares_poll();
         qg_contexts_poll();
         qg_rm_poll();

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "track/waiters.h"
+#include "track/wants.h"
 
 /* count: Retired records before the oldest is used again. A thread may hold a pointer for one call.
  * Evidence: bound. */
@@ -151,6 +152,7 @@ static void thread_ended(void *thread)
     memset(qg_thread.seen, 0, sizeof(qg_thread.seen));
     qg_lane_release();
     qg_waiter_release();
+    qg_want_release();
     thread_id = 0;
     qg_streams_thread_gone((uint64_t)(uintptr_t)thread);
 }

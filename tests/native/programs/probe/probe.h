@@ -27,4 +27,7 @@ int launch_on(CUstream stream, long function, long times);
 /* probe_more.c */
 int more_command(char **words);
 
+/* probe_room.c */
+int room_command(char **words);
+
 #endif

@@ -76,6 +76,18 @@ static void *wait_at_the_gate(void *kind)
     return NULL;
 }
 
+static void *wait_for_room(void *kind)
+{
+    int before;
+    CUdeviceptr pointer;
+    if (kind)
+        pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
+    CALL(cuCtxSetCurrent)(contexts[0]);
+    CALL(cuMemAlloc_v2)(&pointer, 1 << 20);
+    pthread_testcancel();
+    return NULL;
+}
+
 static int cancelled(void)
 {
     void *result;
@@ -184,6 +196,8 @@ int more_command(char **w)
         return launch_with_timeout(arg(w, 1), arg(w, 2), arg(w, 3));
     if (!strcmp(w[0], "thread_waits")) /* thread_waits ASYNCHRONOUS */
         return pthread_create(&waiting, NULL, wait_at_the_gate, (void *)arg(w, 1));
+    if (!strcmp(w[0], "thread_allocs")) /* thread_allocs ASYNCHRONOUS */
+        return pthread_create(&waiting, NULL, wait_for_room, (void *)arg(w, 1));
     if (!strcmp(w[0], "cancel"))
         return pthread_cancel(waiting);
     if (!strcmp(w[0], "cancelled"))
@@ -196,5 +210,5 @@ int more_command(char **w)
         return contexts_at_once(arg(w, 1), arg(w, 2));
     if (!strcmp(w[0], "dlclose"))
         return closed_handle(arg(w, 1));
-    return NOT_MINE;
+    return room_command(w);
 }

@@ -9,6 +9,7 @@
 #include "process/pages.h"
 #include "track/table.h"
 #include "track/waiters.h"
+#include "track/wants.h"
 
 int qg_captures;
 bool qg_libraries_large;
@@ -39,6 +40,9 @@ void qg_lane_release(void)
 {
 }
 void qg_waiter_release(void)
+{
+}
+void qg_want_release(void)
 {
 }
 void qg_fence_slots_after_fork(void)

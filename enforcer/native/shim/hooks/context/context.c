@@ -8,6 +8,7 @@
 #include "memory/contexts.h"
 #include "memory/pools.h"
 #include "groups/rm.h"
+#include "link/link.h"
 #include "window/window.h"
 
 #include <stdlib.h>
@@ -26,18 +27,36 @@ void qg_context_gone(CUcontext context)
     qg_window_context_gone(context);
 }
 
+/* Before a context is admitted: a new process of a held job waits. It hears of that when it is
+ * registered. */
+void qg_context_await(CUdevice device, struct qg_room *room)
+{
+    struct qg_card *card = qg_governed && !qg_depth ? qg_card_by_ordinal(device) : NULL;
+    if (card && !qg_pages_of(card))
+        qg_link_for_memory(card);
+    qg_room_look(room, card, 0);
+}
+
 #define MAKES(name, parameters, arguments)                                                         \
     CUresult name parameters                                                                       \
     {                                                                                              \
         if (qg_context_refused(device))                                                            \
             return CUDA_ERROR_NOT_PERMITTED;                                                       \
-        struct qg_making making;                                                                   \
-        if (!qg_context_begins(device, &making))                                                   \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-        bool counted = !qg_depth && qg_rm_making();                                                \
-        CUresult result = QG_REAL(name) arguments;                                                 \
-        qg_context_made(&making, result == CUDA_SUCCESS ? *context : NULL);                        \
-        qg_rm_context_made(counted, result == CUDA_SUCCESS && !qg_depth);                          \
+        struct qg_room room = {0};                                                                 \
+        CUresult result;                                                                           \
+        do {                                                                                       \
+            struct qg_making making;                                                               \
+            qg_context_await(device, &room);                                                       \
+            if (!qg_context_begins(device, &making)) {                                             \
+                result = qg_room_refused(&room);                                                   \
+                continue;                                                                          \
+            }                                                                                      \
+            room.size = making.bytes;                                                              \
+            bool counted = !qg_depth && qg_rm_making();                                            \
+            result = QG_REAL(name) arguments;                                                      \
+            qg_context_made(&making, result == CUDA_SUCCESS ? *context : NULL);                    \
+            qg_rm_context_made(counted, result == CUDA_SUCCESS && !qg_depth);                      \
+        } while (qg_room_again(&room, result));                                                    \
         return result;                                                                             \
     }
 
@@ -198,17 +217,38 @@ void qg_primary_retained(CUdevice device, bool counted, CUresult result)
     qg_rm_context_made(counted, ours);
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+/* One that exists costs nothing more. */
+void qg_primary_await(CUdevice device, struct qg_room *room)
 {
-    if (qg_context_refused(device))
-        return CUDA_ERROR_NOT_PERMITTED;
+    if (counts(device) && !primary_active(device))
+        qg_context_await(device, room);
+    else
+        room->pages = NULL;
+}
+
+static CUresult retain(CUcontext *context, CUdevice device, struct qg_room *room)
+{
     struct qg_making making;
     if (!qg_primary_begins(device, &making))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return qg_room_refused(room);
+    room->size = making.bytes;
     bool counted = !qg_depth && qg_rm_making();
     CUresult result = QG_REAL(cuDevicePrimaryCtxRetain)(context, device);
     qg_context_made(&making, result == CUDA_SUCCESS ? *context : NULL);
     qg_primary_retained(device, counted, result);
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    if (qg_context_refused(device))
+        return CUDA_ERROR_NOT_PERMITTED;
+    struct qg_room room = {0};
+    CUresult result;
+    do {
+        qg_primary_await(device, &room);
+        result = retain(context, device, &room);
+    } while (qg_room_again(&room, result));
     return result;
 }
 

@@ -6,6 +6,7 @@
 #ifndef QG_CONTEXTS_H
 #define QG_CONTEXTS_H
 
+#include "gate/room.h"
 #include "process/green.h"
 
 /* A context has ended: forgets all records of it. For a primary context also those of its green
@@ -22,6 +23,10 @@ struct qg_primary_end {
 };
 struct qg_primary_end qg_primary_ending(CUdevice device, bool all);
 void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresult result);
+
+/* Before a call that may make a context, or the primary context: waits while the job is held. */
+void qg_context_await(CUdevice device, struct qg_room *room);
+void qg_primary_await(CUdevice device, struct qg_room *room);
 
 /* After a call that retains a primary context. */
 void qg_primary_retained(CUdevice device, bool counted, CUresult result);

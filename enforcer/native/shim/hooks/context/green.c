@@ -19,14 +19,13 @@ void qg_greens_gone(CUcontext primary)
     }
 }
 
-CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device,
-                          unsigned int flags)
+static CUresult create(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device,
+                       unsigned int flags, struct qg_room *room)
 {
-    if (qg_context_refused(device))
-        return CUDA_ERROR_NOT_PERMITTED;
     struct qg_making making;
     if (!qg_primary_begins(device, &making))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return qg_room_refused(room);
+    room->size = making.bytes;
     bool counted = !qg_depth && qg_rm_making();
     struct qg_green one = {.device = device};
     CUresult result = QG_REAL(cuGreenCtxCreate)(handle, resources, device, flags);
@@ -38,6 +37,20 @@ CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdev
     one.primary = qg_primary(device);
     if (QG_REAL(cuCtxFromGreenCtx)(&one.context, *handle) == CUDA_SUCCESS && one.context)
         qg_green_add(&one);
+    return result;
+}
+
+CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device,
+                          unsigned int flags)
+{
+    struct qg_room room = {0};
+    CUresult result;
+    if (qg_context_refused(device))
+        return CUDA_ERROR_NOT_PERMITTED;
+    do {
+        qg_primary_await(device, &room);
+        result = create(handle, resources, device, flags, &room);
+    } while (qg_room_again(&room, result));
     return result;
 }
 

@@ -58,12 +58,17 @@ LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f,
     CUresult name(CUgraphExec g, CUstream s)                                                       \
     {                                                                                              \
         struct qg_graph_need reserved;                                                             \
+        struct qg_room room = {0};                                                                 \
         struct qg_stream *qg_stream;                                                               \
-        if (!qg_graph_enter(g, s, ptsz, true, &qg_stream, &reserved))                              \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-        CUresult qg_result = QG_REAL(name)(g, s);                                                  \
-        qg_leave(qg_stream, qg_result);                                                            \
-        qg_graph_memory_after(g, &reserved);                                                       \
+        CUresult qg_result;                                                                        \
+        do {                                                                                       \
+            qg_result = CUDA_ERROR_OUT_OF_MEMORY;                                                  \
+            if (!qg_graph_enter(g, s, ptsz, true, &qg_stream, &reserved, &room))                   \
+                continue;                                                                          \
+            qg_result = QG_REAL(name)(g, s);                                                       \
+            qg_leave(qg_stream, qg_result);                                                        \
+            qg_graph_memory_after(g, &reserved);                                                   \
+        } while (qg_room_again(&room, qg_result));                                                 \
         return qg_result;                                                                          \
     }
 

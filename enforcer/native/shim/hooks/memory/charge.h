@@ -5,6 +5,7 @@
 #ifndef QG_CHARGE_H
 #define QG_CHARGE_H
 
+#include "gate/room.h"
 #include "hooks/context/contexts.h"
 #include "memory/memory.h"
 #include "memory/place.h"
@@ -57,6 +58,23 @@ static inline struct qg_card *card_at(const CUmemLocation *location)
         qg_direct;                                                                                 \
     })
 
+/* One try of a call that takes `size` bytes of the card; `charge` is what follows if it got them.
+ */
+#define ATTEMPT(card, size, call, charge)                                                          \
+    ({                                                                                             \
+        CUresult qg_result = CUDA_ERROR_OUT_OF_MEMORY;                                             \
+        if (!qg_reserve(card, size)) {                                                             \
+            qg_room_refused(&qg_room);                                                             \
+        } else {                                                                                   \
+            qg_result = DIRECT(call);                                                              \
+            if (qg_result != CUDA_SUCCESS)                                                         \
+                qg_unreserve(card, size);                                                          \
+            else                                                                                   \
+                charge;                                                                            \
+        }                                                                                          \
+        qg_result;                                                                                 \
+    })
+
 /* Brackets an allocation on the card of the current context. Without a current context the driver
  * itself returns the error. */
 #define CHARGED(size, call, kind, key, actual)                                                     \
@@ -68,15 +86,10 @@ static inline struct qg_card *card_at(const CUmemLocation *location)
     if (qg_dead != CUDA_SUCCESS)                                                                   \
         return qg_dead;                                                                            \
     uint64_t qg_size = (size);                                                                     \
-    if (!qg_reserve(qg_card, qg_size))                                                             \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                           \
-    CUresult qg_result = DIRECT(call);                                                             \
-    if (qg_result != CUDA_SUCCESS)                                                                 \
-        qg_unreserve(qg_card, qg_size);                                                            \
-    else                                                                                           \
-        qg_charge(qg_card, qg_size, kind, (uint64_t)(uintptr_t)(key), owner_of(qg_context),        \
-                  actual);                                                                         \
-    return qg_result
+    return QG_ROOMY(qg_card, qg_size,                                                              \
+                    ATTEMPT(qg_card, qg_size, call,                                                \
+                            qg_charge(qg_card, qg_size, kind, (uint64_t)(uintptr_t)(key),          \
+                                      owner_of(qg_context), actual)))
 
 /* Brackets a release. The entry is detached first: another thread may get the address before the
  * driver returns. */

@@ -79,6 +79,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
     return result;
 }
 
+/* Its memory is on the card already. */
 CUresult cuImportExternalMemory(CUexternalMemory *memory,
                                 const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted)
 {

@@ -225,17 +225,34 @@ static bool wait_for_room(CUgraphExec exec, unsigned round)
     return true;
 }
 
-bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch,
-                    struct qg_stream **stream, struct qg_graph_need *reserved)
+/* The first card on which it needs memory. One that was launched since the last trim has it. */
+static void look(CUgraphExec exec, struct qg_room *room)
 {
+    struct qg_entry entry;
+    room->pages = NULL;
+    for (unsigned i = 0; i < cards(); i++) {
+        if (!needs(exec, i, &entry))
+            continue;
+        qg_room_look(room, &qg_cards[entry.card], entry.size);
+        return;
+    }
+}
+
+bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch,
+                    struct qg_stream **stream, struct qg_graph_need *reserved, struct qg_room *room)
+{
+    if (QG_UNLIKELY(__atomic_load_n(&qg_graph_memory.exists, __ATOMIC_ACQUIRE)) && looked_at())
+        look(exec, room);
     for (unsigned round = 0;; round++) {
         bool fast = launch && (qg_fast(handle) || qg_fast_default(handle, ptsz));
         *stream = fast ? NULL : qg_enter(handle, ptsz, launch ? exec : NULL, 0);
         if (QG_LIKELY(reserve(exec, *stream != NULL, reserved)))
             return true;
         qg_leave(*stream, CUDA_ERROR_OUT_OF_MEMORY);
-        if (!wait_for_room(exec, round))
+        if (!wait_for_room(exec, round)) {
+            qg_room_refused(room);
             return false;
+        }
     }
 }
 
@@ -270,12 +287,24 @@ static bool admit_all(const struct need *need, struct qg_graph_need *reserved)
     return true;
 }
 
+static void look_need(const struct need *need, struct qg_room *room)
+{
+    room->pages = NULL;
+    for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
+        if (!need->bytes[i])
+            continue;
+        qg_room_look(room, &qg_cards[i], need->bytes[i]);
+        return;
+    }
+}
+
 /* Reserves the bytes of its memory nodes before the call, and asks for them after it. */
-static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p,
-                               bool ptsz)
+static CUresult upload_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p,
+                            bool ptsz, struct qg_room *room)
 {
     struct need need = looked_at() ? need_of(graph) : (struct need){0};
     struct qg_graph_need reserved;
+    look_need(&need, room);
     struct qg_stream *seen;
     for (unsigned round = 0;; round++) {
         seen = qg_enter(p->hUploadStream, ptsz, NULL, 0);
@@ -284,7 +313,7 @@ static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INST
         qg_leave(seen, CUDA_ERROR_OUT_OF_MEMORY);
         for (unsigned i = 0; i < QG_MAX_CARDS; i++)
             if (need.bytes[i] && !make_room(&qg_cards[i], need.bytes[i], round))
-                return CUDA_ERROR_OUT_OF_MEMORY;
+                return qg_room_refused(room);
     }
     CUresult result = ptsz ? DIRECT(QG_REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, p))
                            : DIRECT(QG_REAL(cuGraphInstantiateWithParams)(exec, graph, p));
@@ -295,6 +324,12 @@ static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INST
     if (result == CUDA_SUCCESS)
         note(*exec, &need);
     return result;
+}
+
+static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p,
+                               bool ptsz)
+{
+    return QG_ROOMY(NULL, 0, upload_once(exec, graph, p, ptsz, &qg_room));
 }
 
 /* These may upload at once, which is work. */
@@ -316,12 +351,17 @@ INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz, true)
     CUresult name(CUgraphExec exec, CUstream stream)                                               \
     {                                                                                              \
         struct qg_graph_need reserved;                                                             \
+        struct qg_room room = {0};                                                                 \
         struct qg_stream *seen;                                                                    \
-        if (!qg_graph_enter(exec, stream, ptsz, false, &seen, &reserved))                          \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-        CUresult result = QG_REAL(name)(exec, stream);                                             \
-        qg_leave(seen, result);                                                                    \
-        qg_graph_memory_after(exec, &reserved);                                                    \
+        CUresult result;                                                                           \
+        do {                                                                                       \
+            result = CUDA_ERROR_OUT_OF_MEMORY;                                                     \
+            if (!qg_graph_enter(exec, stream, ptsz, false, &seen, &reserved, &room))               \
+                continue;                                                                          \
+            result = QG_REAL(name)(exec, stream);                                                  \
+            qg_leave(seen, result);                                                                \
+            qg_graph_memory_after(exec, &reserved);                                                \
+        } while (qg_room_again(&room, result));                                                    \
         return result;                                                                             \
     }
 

@@ -5,7 +5,7 @@
 #ifndef QG_GRAPHMEM_H
 #define QG_GRAPHMEM_H
 
-#include "process/process.h"
+#include "gate/room.h"
 
 struct qg_stream;
 
@@ -17,9 +17,10 @@ struct qg_graph_need {
 
 /* Used before a launch or an upload instead of qg_fast() and qg_enter(). It passes the gate and
  * reserves the bytes of the graph's memory nodes without waiting. If there is no room, it leaves
- * the gate, waits for room and begins anew. False: the cap refuses. */
+ * the gate, waits for room and begins anew. False: the cap refuses. room: of the whole launch. */
 bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch,
-                    struct qg_stream **stream, struct qg_graph_need *reserved);
+                    struct qg_stream **stream, struct qg_graph_need *reserved,
+                    struct qg_room *room);
 void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved);
 
 #endif

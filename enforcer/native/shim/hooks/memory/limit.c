@@ -81,6 +81,18 @@ static void settle(struct limit *limit, uint64_t reserved)
     }
 }
 
+static CUresult set(struct limit *limit, size_t value, uint64_t more, struct qg_room *room)
+{
+    if (more && !qg_reserve(limit->card, more))
+        return qg_room_refused(room);
+    CUresult result = DIRECT(QG_REAL(cuCtxSetLimit)(limit->which, value));
+    if (result == CUDA_SUCCESS)
+        settle(limit, more);
+    else if (more)
+        qg_unreserve(limit->card, more);
+    return result;
+}
+
 CUresult cuCtxSetLimit(CUlimit which, size_t value)
 {
     struct limit limit;
@@ -88,12 +100,5 @@ CUresult cuCtxSetLimit(CUlimit which, size_t value)
         return QG_REAL(cuCtxSetLimit)(which, value);
     uint64_t wanted = charge_of(&limit, value), has = limit.entry.size;
     uint64_t more = wanted > has ? wanted - has : 0;
-    if (more && !qg_reserve(limit.card, more))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = DIRECT(QG_REAL(cuCtxSetLimit)(which, value));
-    if (result == CUDA_SUCCESS)
-        settle(&limit, more);
-    else if (more)
-        qg_unreserve(limit.card, more);
-    return result;
+    return QG_ROOMY(limit.card, more, set(&limit, value, more, &qg_room));
 }

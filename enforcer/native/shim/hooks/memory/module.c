@@ -31,13 +31,15 @@ static uint64_t in_file(const char *path)
     return pieces_of(qg_image_in_file(path, qg_card_arch(qg_card_current()), &sizes), &sizes);
 }
 
-/* Where nothing is charged nothing is asked: most modules have no large variables. */
+/* Where nothing is charged nothing is asked: most modules have no large variables. Their code takes
+ * memory, too. */
 #define LOADS(name, source, bytes, parameters, arguments)                                          \
     CUresult name parameters                                                                       \
     {                                                                                              \
-        uint64_t size = module && (source) && ruled() ? bytes(source) : 0;                         \
+        bool ours = module && (source) && ruled();                                                 \
+        uint64_t size = ours ? bytes(source) : 0;                                                  \
         if (!size)                                                                                 \
-            return QG_REAL(name) arguments;                                                        \
+            return QG_ROOMY(ours ? qg_card_current() : NULL, 0, QG_REAL(name) arguments);          \
         CHARGED(size, QG_REAL(name) arguments, QG_KIND_MODULE, *module, size);                     \
     }
 
@@ -72,7 +74,7 @@ CUresult cuModuleUnload(CUmodule module)
 /* ---- libraries: loaded into no context, until one uses them ---- */
 
 /* False: refused. */
-static bool enters(CUlibrary library, struct qg_library_use *made)
+static bool enters(CUlibrary library, struct qg_library_use *made, struct qg_room *room)
 {
     CUcontext context = NULL;
     *made = (struct qg_library_use){{0, 0}};
@@ -81,6 +83,7 @@ static bool enters(CUlibrary library, struct qg_library_use *made)
     struct qg_card *card;
     if (qg_card_here(&card) != CUDA_SUCCESS)
         return true; /* the context is dead: the driver says so */
+    qg_room_look(room, card, 0);
     return qg_library_enter(library, owner_of(context), card, made);
 }
 
@@ -96,7 +99,8 @@ static bool eager(void)
 static CUresult loaded(CUlibrary library)
 {
     struct qg_library_use made;
-    if (!eager() || enters(library, &made))
+    struct qg_room room = {0};
+    if (!eager() || enters(library, &made, &room))
         return CUDA_SUCCESS;
     DIRECT(QG_REAL(cuLibraryUnload)(library));
     qg_library_unloaded(qg_library_unloading(library), true);
@@ -122,8 +126,9 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *
     bool late = ours && preserved(options, values, count);
     if (ours && !late && !qg_image_at(image, qg_card_arch(NULL), &sizes))
         sizes = (struct qg_image){0, 0};
-    CUresult result = DIRECT(
-        QG_REAL(cuLibraryLoadData)(library, image, jit, jit_values, njit, options, values, count));
+    CUresult result = QG_ROOMY(ours ? qg_card_current() : NULL, 0,
+                               DIRECT(QG_REAL(cuLibraryLoadData)(library, image, jit, jit_values,
+                                                                 njit, options, values, count)));
     if (result != CUDA_SUCCESS || !ours)
         return result;
     qg_library_loaded(*library, late ? image : NULL, &sizes);
@@ -138,8 +143,9 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_optio
     bool ours = ruled() && library && path;
     if (ours && !qg_image_in_file(path, qg_card_arch(NULL), &sizes))
         sizes = (struct qg_image){0, 0};
-    CUresult result = DIRECT(QG_REAL(cuLibraryLoadFromFile)(library, path, jit, jit_values, njit,
-                                                            options, values, count));
+    CUresult result = QG_ROOMY(ours ? qg_card_current() : NULL, 0,
+                               DIRECT(QG_REAL(cuLibraryLoadFromFile)(
+                                   library, path, jit, jit_values, njit, options, values, count)));
     if (result != CUDA_SUCCESS || !ours)
         return result;
     qg_library_loaded(*library, NULL, &sizes);
@@ -160,12 +166,19 @@ CUresult cuLibraryUnload(CUlibrary handle)
 #define USES(name, of, parameters, arguments)                                                      \
     CUresult name parameters                                                                       \
     {                                                                                              \
-        struct qg_library_use made;                                                                \
-        if (!enters(of, &made))                                                                    \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
-        CUresult result = QG_REAL(name) arguments;                                                 \
-        if (result != CUDA_SUCCESS)                                                                \
-            qg_library_leave(&made);                                                               \
+        struct qg_room room = {0};                                                                 \
+        CUresult result;                                                                           \
+        do {                                                                                       \
+            struct qg_library_use made;                                                            \
+            result = CUDA_ERROR_OUT_OF_MEMORY;                                                     \
+            if (!enters(of, &made, &room)) {                                                       \
+                room.last = true;                                                                  \
+                continue;                                                                          \
+            }                                                                                      \
+            result = QG_REAL(name) arguments;                                                      \
+            if (result != CUDA_SUCCESS)                                                            \
+                qg_library_leave(&made);                                                           \
+        } while (qg_room_again(&room, result));                                                    \
         return result;                                                                             \
     }
 
@@ -181,11 +194,12 @@ USES(cuLibraryGetManaged, library,
 
 /* ---- kernels: launched in any context, once they are known ---- */
 
-static CUresult kernel_named(CUkernel *kernel, CUlibrary library, const char *name)
+static CUresult kernel_named(CUkernel *kernel, CUlibrary library, const char *name,
+                             struct qg_room *room)
 {
     struct qg_library_use made;
-    if (!enters(library, &made))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!enters(library, &made, room))
+        return qg_room_refused(room);
     CUresult result = DIRECT(QG_REAL(cuLibraryGetKernel)(kernel, library, name));
     if (result == CUDA_SUCCESS)
         qg_library_kernel(library, *kernel);
@@ -196,17 +210,18 @@ static CUresult kernel_named(CUkernel *kernel, CUlibrary library, const char *na
 
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
-    return ruled() ? kernel_named(kernel, library, name)
+    return ruled() ? QG_ROOMY(NULL, 0, kernel_named(kernel, library, name, &qg_room))
                    : QG_REAL(cuLibraryGetKernel)(kernel, library, name);
 }
 
 /* The driver writes as many as there are, and not more than there is room for. */
-static CUresult kernels_listed(CUkernel *kernels, unsigned int most, CUlibrary library)
+static CUresult kernels_listed(CUkernel *kernels, unsigned int most, CUlibrary library,
+                               struct qg_room *room)
 {
     struct qg_library_use made;
     unsigned int all = 0;
-    if (!enters(library, &made))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!enters(library, &made, room))
+        return qg_room_refused(room);
     CUresult result = DIRECT(QG_REAL(cuLibraryEnumerateKernels)(kernels, most, library));
     if (result != CUDA_SUCCESS) {
         qg_library_leave(&made);
@@ -220,15 +235,16 @@ static CUresult kernels_listed(CUkernel *kernels, unsigned int most, CUlibrary l
 
 CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int most, CUlibrary library)
 {
-    return ruled() ? kernels_listed(kernels, most, library)
+    return ruled() ? QG_ROOMY(NULL, 0, kernels_listed(kernels, most, library, &qg_room))
                    : QG_REAL(cuLibraryEnumerateKernels)(kernels, most, library);
 }
 
 bool qg_function_enter(CUfunction function)
 {
     struct qg_library_use made;
+    struct qg_room room = {0};
     CUlibrary library = ruled() ? qg_library_of((CUkernel)function) : NULL;
-    return !library || enters(library, &made);
+    return !library || enters(library, &made, &room);
 }
 
 USES(cuKernelGetFunction, qg_library_of(kernel), (CUfunction * function, CUkernel kernel),

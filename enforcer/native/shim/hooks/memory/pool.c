@@ -66,17 +66,18 @@ static bool too_much(struct qg_card *card, uint64_t grown, uint64_t reserved)
     return grown > reserved && qg_job_used(card) > qg_cap(card);
 }
 
-static CUresult by_growth(const struct request *r, struct qg_card *card, CUmemoryPool pool)
+static CUresult grown(const struct request *r, struct qg_card *card, CUmemoryPool pool,
+                      struct qg_room *room)
 {
     uint64_t reserved;
     for (bool again = false;; again = true) {
         if (!admit(card, pool, r->size, &reserved))
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return qg_room_refused(room);
         CUresult result = DIRECT(forward(r));
-        uint64_t grown = qg_pool_poll(pool, card, reserved);
+        uint64_t more = qg_pool_poll(pool, card, reserved);
         if (result != CUDA_SUCCESS)
             return result;
-        if (!too_much(card, grown, reserved)) {
+        if (!too_much(card, more, reserved)) {
             qg_record(card, QG_KIND_PIECE, *r->pointer, key_of(pool), r->size);
             return CUDA_SUCCESS;
         }
@@ -85,21 +86,22 @@ static CUresult by_growth(const struct request *r, struct qg_card *card, CUmemor
         qg_pools_trim(card);
         if (again) {
             qg_refuse(card, r->size);
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return qg_room_refused(room);
         }
     }
 }
 
+static CUresult by_growth(const struct request *r, struct qg_card *card, CUmemoryPool pool)
+{
+    return QG_ROOMY(card, r->size, grown(r, card, pool, &qg_room));
+}
+
 static CUresult by_size(const struct request *r, struct qg_card *card, CUcontext context)
 {
-    if (!qg_reserve(card, r->size))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = DIRECT(forward(r));
-    if (result != CUDA_SUCCESS)
-        qg_unreserve(card, r->size);
-    else
-        qg_charge(card, r->size, QG_KIND_POINTER, *r->pointer, owner_of(context), r->size);
-    return result;
+    return QG_ROOMY(card, r->size,
+                    ATTEMPT(card, r->size, forward(r),
+                            qg_charge(card, r->size, QG_KIND_POINTER, *r->pointer,
+                                      owner_of(context), r->size)));
 }
 
 /* The card of the stream, which gives the memory. It need not be the card of the current context,

@@ -14,14 +14,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
     if (!ruled() || !property || !place_counts(&property->location, property->type))
         return QG_REAL(cuMemCreate)(handle, size, property, flags);
     struct qg_card *card = card_at(&property->location);
-    if (!qg_reserve(card, size))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = DIRECT(QG_REAL(cuMemCreate)(handle, size, property, flags));
-    if (result != CUDA_SUCCESS)
-        qg_unreserve(card, size);
-    else
-        qg_charge(card, size, QG_KIND_HANDLE, *handle, 0, size);
-    return result;
+    return QG_ROOMY(card, size,
+                    ATTEMPT(card, size, QG_REAL(cuMemCreate)(handle, size, property, flags),
+                            qg_charge(card, size, QG_KIND_HANDLE, *handle, 0, size)));
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
