@@ -157,8 +157,10 @@ def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None)
     found = ledgers.read(where, Question(jobs=ids, series=detailed))
     known += without_slurm(runs, found)
     latencies = {row.usage.key: row.latency for row in found.rows}
+    away = {row.usage.key: row.reclaims for row in found.rows}
     done, problems = extensions.known(given)
-    reports = build(known, [row.usage for row in found.rows], time.time_ns(), latencies, done)
+    usages = [row.usage for row in found.rows]
+    reports = build(known, usages, time.time_ns(), latencies, done, away)
     notes = found.problems + problems + missing_nodes(reports, where)
     if asked.html is not None:
         from cli.report.html import write_jobs

@@ -18,6 +18,7 @@ from enforcer.ledger.read import (
     usage_between,
     usage_of_jobs,
 )
+from enforcer.ledger.reclaims import Reclaim, reclaims_of
 from enforcer.ledger.schema import FILE_NAME, LedgerError, Point, Usage
 from enforcer.reporting.viewclient import SOCK_NAME, ViewError, ask, owner_of
 from gres.config.site import Config
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     usage: Usage
     points: tuple[Point, ...] | None = None
     latency: dict[int, int] | None = None
+    reclaims: tuple[Reclaim, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,12 @@ def _from_file(path: str, question: Question) -> list[Row]:
             pairs = list(usage_between(database, question.since_ns, question.until_ns, only=only))
         rows = []
         for number, usage in pairs:
+            away = tuple(reclaims_of(database, usage.key)) if question.jobs is not None else ()
             if question.series or (question.jobs is None and _cut(usage, question)):
                 points = tuple(series_of(database, number))
-                rows.append(Row(usage, points, latency_of(database, number)))
+                rows.append(Row(usage, points, latency_of(database, number), away))
             else:
-                rows.append(Row(usage))
+                rows.append(Row(usage, reclaims=away))
         return rows
 
 
@@ -153,12 +156,13 @@ def _from_view(path: Path, question: Question) -> list[Row]:
     if answer.get("cut"):
         raise ViewError(f"qgpud at {path} has too many rows for one answer: ask for a shorter time")
     try:
-        series, latency = answer["series"], answer["latency"]
+        series, latency, away = answer["series"], answer["latency"], answer.get("reclaims", {})
         return [
             Row(
                 Usage(*values),
                 tuple(Point(*point) for point in series[str(n)]) if str(n) in series else None,
                 {int(k): v for k, v in latency[str(n)].items()} if latency.get(str(n)) else None,
+                tuple(Reclaim(*row) for row in away.get(str(n), ())),
             )
             for n, values in enumerate(answer["usage"])
         ]

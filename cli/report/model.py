@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 
+from enforcer.ledger.reclaims import Reclaim
 from enforcer.ledger.store import Usage
 from gres.grant.extension import Given
 from gres.units import UnitError, parse_size
@@ -19,6 +21,20 @@ GIB = 1 << 30
 # What the driver takes for contexts and modules besides the job's own allocations; more than this
 # is not explained.
 UNEXPLAINED = 1 * GIB
+SHOWN_RECLAIMS = 10  # intervals of one grant that are listed, the last ones; --json has all
+
+
+@dataclass(frozen=True)
+class ReclaimReport:
+    """One interval in which the memory of a job was away from a card."""
+
+    left_at: float
+    back_at: float | None
+    mem: int | None
+    leave_s: float | None
+    return_s: float | None
+    why: str
+    result: str | None
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,8 @@ class GrantReport:
     fetched: bool | None = (
         None  # whether a task fetched the grant; None while it stands or if unknown
     )
+    reclaimed_s: float | None = None  # its memory was away for other jobs
+    reclaims: tuple[ReclaimReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,25 @@ def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
-def grant_report(row: Usage, now_ns: int, latency: dict[int, int] | None = None) -> GrantReport:
+def reclaim_report(row: Reclaim) -> ReclaimReport:
+    """One interval, in the report's units."""
+    return ReclaimReport(
+        row.left_at / 1e9,
+        _seconds(row.back_at),
+        row.bytes,
+        _seconds(row.leave_ns),
+        _seconds(row.return_ns),
+        row.why,
+        row.result,
+    )
+
+
+def grant_report(
+    row: Usage,
+    now_ns: int,
+    latency: dict[int, int] | None = None,
+    reclaims: Iterable[Reclaim] = (),
+) -> GrantReport:
     """One row of a ledger, in the report's units."""
     wall = row.wall_ns(now_ns)
     escaped = _escaped(row)
@@ -126,6 +162,8 @@ def grant_report(row: Usage, now_ns: int, latency: dict[int, int] | None = None)
         ended_at=_seconds(row.ended_at),
         latency=latency,
         fetched=None if row.fetched is None else bool(row.fetched),
+        reclaimed_s=_seconds(row.reclaimed_ns),
+        reclaims=tuple(map(reclaim_report, reclaims)),
     )
 
 
@@ -140,6 +178,7 @@ def _escaped(row: Usage) -> bool:
 
 
 Latencies = dict[tuple[int, str, int], dict[int, int] | None]
+Reclaims = Mapping[tuple[int, str, int], Sequence[Reclaim]]
 
 
 def build(
@@ -148,12 +187,14 @@ def build(
     now_ns: int,
     latencies: Latencies | None = None,
     given: Mapping[int, Given] | None = None,
+    reclaims: Reclaims | None = None,
 ) -> list[JobReport]:
     """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand."""
     of_job: dict[int, list[Usage]] = {}
     for row in rows:
         of_job.setdefault(row.job_id, []).append(row)
-    found = [_job(job, of_job.get(job.raw_id, []), now_ns, latencies or {}) for job in jobs]
+    more = (latencies or {}, reclaims or {})
+    found = [_job(job, of_job.get(job.raw_id, []), now_ns, *more) for job in jobs]
     return [_with_given(job, (given or {}).get(job.raw_id)) for job in found]
 
 
@@ -161,9 +202,14 @@ def _with_given(job: JobReport, given: Given | None) -> JobReport:
     return job if given is None else replace(job, extended_s=given.given_s, requeued=given.requeued)
 
 
-def _job(job: SacctJob, rows: Sequence[Usage], now_ns: int, latencies: Latencies) -> JobReport:
+def _job(
+    job: SacctJob, rows: Sequence[Usage], now_ns: int, latencies: Latencies, reclaims: Reclaims
+) -> JobReport:
     ordered = sorted(rows, key=lambda r: (r.granted_at, r.node))
-    grants = tuple(grant_report(row, now_ns, latencies.get(row.key)) for row in ordered)
+    grants = tuple(
+        grant_report(row, now_ns, latencies.get(row.key), reclaims.get(row.key, ()))
+        for row in ordered
+    )
     booked = booked_class(job)
     return JobReport(
         job_id=job.job_id,
@@ -247,7 +293,37 @@ def _unfetched(job: JobReport, grant: GrantReport) -> str:
     )
 
 
+def _reclaim_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    """Where its memory was, interval by interval."""
+    if not grant.reclaims:
+        return []
+    times = len(grant.reclaims)
+    lines = [
+        f"job {job.job_id}: its memory was away from card {grant.card} of {grant.node} {times}"
+        f" time(s), {grant.reclaimed_s or 0:.0f} s in all."
+    ]
+    for one in grant.reclaims[-SHOWN_RECLAIMS:]:
+        when = datetime.fromtimestamp(one.left_at).strftime("%Y-%m-%dT%H:%M:%S")
+        back = "it is away" if one.back_at is None else f"{one.back_at - one.left_at:.1f} s"
+        took = [
+            f"{name} {seconds:.1f} s"
+            for name, seconds in (("leaving", one.leave_s), ("returning", one.return_s))
+            if seconds is not None
+        ]
+        more = f" ({', '.join(took)})" if took else ""
+        result = "" if one.result in (None, "returned") else f", {one.result}"
+        lines.append(
+            f"job {job.job_id}: {_gib(one.mem or 0)} left at {when} for {one.why}:"
+            f" {back}{more}{result}."
+        )
+    return lines
+
+
 def _grant_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    return [*_reclaim_advice(job, grant), *_use_advice(job, grant)]
+
+
+def _use_advice(job: JobReport, grant: GrantReport) -> list[str]:
     if grant.fetched is False:
         return [_unfetched(job, grant)]
     if grant.escaped:

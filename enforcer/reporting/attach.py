@@ -119,7 +119,10 @@ class NodeObserver:
         tenants = None
         if self.service.connected:
             tenants = self._tenants()
-        self.observer.sample(self.service.grants.values(), tenants, list(self._cards(pairs)))
+        reclaimer = self.service.reclaimer
+        reclaims = reclaimer.figures() if reclaimer.enabled else None
+        cards = list(self._cards(pairs))
+        self.observer.sample(self.service.grants.values(), tenants, cards, reclaims)
 
     def _tenants(self) -> list[Seen]:
         """The arbiter's last counters; an unchanged tenant is the same

@@ -25,6 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from enforcer.reporting.reclaim_metrics import reclaims
 from enforcer.reporting.state import CardState, NodeState, TenantState, write
 from enforcer.wire.message_layout import CLOSE_BUCKETS
 
@@ -67,17 +68,6 @@ HARDWARE: dict[str, tuple[str, float, str]] = {
 }
 BUCKETS = tuple(f"hw_le_{bucket}" for bucket in range(CLOSE_BUCKETS))
 SUMMED = frozenset((*COUNTERS, *HARDWARE, *BUCKETS))
-STATES = (
-    "running",
-    "preempted",
-    "stopped",
-    "throttled",
-    "suspended",
-    "idle",
-    "waiting",
-    "whole",
-    "unknown",
-)
 
 
 class NodeCollector(Collector):
@@ -113,6 +103,7 @@ class NodeCollector(Collector):
             yield from self._cards(state)
             yield from self._gauges(state)
             yield from self._counters(state)
+            yield from reclaims(state)
 
     # ---- cards ----------------------------------------------------------------------------------
 

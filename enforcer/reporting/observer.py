@@ -105,11 +105,16 @@ class Observer:
         self._publisher = Publisher(collector, settings.port, textfile)
 
     def sample(
-        self, grants: Iterable[Grant], tenants: Sequence[Seen] | None, cards: Sequence[Card]
+        self,
+        grants: Iterable[Grant],
+        tenants: Sequence[Seen] | None,
+        cards: Sequence[Card],
+        reclaims: dict[str, int] | None = None,
     ) -> None:
         """Show this state. `tenants` is None without an arbiter."""
         now = self.clock.realtime_ns()
-        seen = self.state = self._seen(list(grants), tenants, cards, now)
+        seen = self._seen(list(grants), tenants, cards, now)
+        self.state = seen = replace(seen, reclaims=reclaims)
         self._write(seen)
         if self._publisher is not None:
             self._try("metrics", self._publisher.update, seen)

@@ -39,8 +39,8 @@ class TenantState:
     job_id: int
     uid: int
     job_class: str | None
-    # running, preempted, stopped, throttled, suspended, idle, waiting (no program yet), whole,
-    # unknown
+    # running, preempted, stopped, throttled, suspended, checkpointed, idle, waiting (no program
+    # yet), whole, unknown
     state: str
     share: int
     share_now: float | None
@@ -79,6 +79,8 @@ class NodeState:
     node: str
     at: float
     arbiter: bool
+    # what was taken back since qgpud started, and what is away now; None: no class is reclaimable
+    reclaims: dict[str, int] | None = None
     cards: tuple[CardState, ...] = ()
 
     def to_json(self) -> str:
@@ -110,7 +112,13 @@ class NodeState:
                 )
                 for card in data["cards"]
             )
-            return cls(str(data["node"]), float(data["at"]), bool(data["arbiter"]), cards)
+            return cls(
+                str(data["node"]),
+                float(data["at"]),
+                bool(data["arbiter"]),
+                data.get("reclaims"),
+                cards,
+            )
         except StateError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -247,7 +255,7 @@ class Watcher:
             )
             for c in order
         )
-        return NodeState(node, realtime_ns / 1e9, tenants is not None, found)
+        return NodeState(node, realtime_ns / 1e9, tenants is not None, cards=found)
 
 
 def tenant_state(
@@ -295,6 +303,19 @@ SHOWN = (
     "mem_peak",
 )
 _SHOWN = attrgetter(*SHOWN)
+# All words of TenantState.state.
+STATES = (
+    "running",
+    "preempted",
+    "stopped",
+    "throttled",
+    "suspended",
+    "checkpointed",
+    "idle",
+    "waiting",
+    "whole",
+    "unknown",
+)
 # What a tenant mostly does if that time grew most; launches come last.
 WORDS = ("running", "preempted", "throttled")
 _RATED = attrgetter("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")
@@ -312,6 +333,8 @@ def _since(sample: Sample, before: Sample | None, passed_ns: int) -> list[float]
 
 def _word(seen: Seen, gained: list[float] | None) -> str:
     """What the tenant mostly did since the last sample; a quantum is shorter than that."""
+    if seen.gate & layout.GATE_WHY_MEMORY:
+        return "checkpointed"
     if seen.suspended:
         return "suspended"
     if seen.procs == 0:

@@ -28,6 +28,7 @@ from enforcer.ledger.read import (
     usage_of_jobs,
     users_of,
 )
+from enforcer.ledger.reclaims import reclaims_of
 from enforcer.ledger.schema import LedgerError, Usage
 from enforcer.places import TOO_MANY_OPEN, make_room
 from enforcer.rate import Rate
@@ -38,6 +39,7 @@ from enforcer.reporting.viewclient import ViewError
 MAX_REQUEST = 64 * 1024  # bytes of one question
 MAX_ROWS = 20_000  # rows of one answer, so that its size is bounded
 MAX_SERIES = 50  # jobs with their series in one answer, so that its size is bounded
+MAX_RECLAIMS = 100  # intervals of one row in one answer, the last ones
 SILENCE_S = 10.0  # a client that does not ask, or does not read, is dropped: it holds a place
 PER_SECOND = 10  # answers per second to one uid
 PER_WORK = 40  # a second spent for a uid counts as 40 answers
@@ -119,7 +121,13 @@ class View:
                 if more
             }
             latency = {n: latency_of(database, row) for n, (row, _) in enumerate(found) if more}
-        body = {"usage": [usage for _, usage in found], "series": series, "latency": latency}
+            away = {
+                n: reclaims_of(database, usage.key)[-MAX_RECLAIMS:]
+                for n, (_, usage) in enumerate(found)
+                if isinstance(jobs, list) and len(found) <= MAX_SERIES and usage.reclaimed_ns
+            }
+        usages = [usage for _, usage in found]
+        body = {"usage": usages, "series": series, "latency": latency, "reclaims": away}
         return json.dumps(
             {"version": 1, **body, "cut": len(found) >= MAX_ROWS}, separators=(",", ":")
         )

@@ -211,7 +211,7 @@ def test_a_page_shows_text_and_gets_no_tag_of_it(user: str) -> None:
 @given(text, text)
 def test_a_terminal_gets_no_command_from_a_card(name: str, note: str) -> None:
     card = CardState("GPU-1", 0, name, 1 << 30, 0, 0)
-    state = NodeState("n1", 0.0, True, (card,))
+    state = NodeState("n1", 0.0, True, cards=(card,))
     out = io.StringIO()
     Console(file=out, width=200).print(picture([state], [note]))
     assert all(line.isprintable() for line in out.getvalue().split("\n"))

@@ -133,6 +133,17 @@ class Reclaimer:
             service = self.service
             service.sampler.note(rows.tally, service.ledger, service.ports.clock.realtime_ns())
 
+    def figures(self) -> dict[str, int]:
+        """What was taken back since the start of qgpud, and how it stands now."""
+        away = self.moves.away.values()
+        return {
+            **self.moves.totals.as_dict(),
+            "away": sum(one.state == "checkpointed" for one in away),
+            "away_bytes": sum(one.size for one in away if one.state == "checkpointed"),
+            "moving": sum(one.operation is not None for one in away),
+            "claims": len(self.claims.waiting()),
+        }
+
     # ---- samples and decisions ------------------------------------------------------------------
 
     def look(self) -> None:

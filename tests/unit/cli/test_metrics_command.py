@@ -20,7 +20,8 @@ from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter.hardware import ControlDevice, HardwareUse
 from enforcer.nvml.port import CardLoad
 from enforcer.reporting.attach import NodeObserver
-from enforcer.reporting.metrics import COUNTERS, HARDWARE, STATES
+from enforcer.reporting.metrics import COUNTERS, HARDWARE
+from enforcer.reporting.state import STATES
 from gres.config.site import parse_config
 
 CONFIG = """version: 1
