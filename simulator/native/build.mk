@@ -76,6 +76,9 @@ $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@
 
+# dlclose() leaves it there: its threads go on.
+$(BUILD)/sim/libcuda.so.1 $(BUILD)/test/sim-no-answer/libcuda.so.1: QG_LDFLAGS += -Wl,-z,nodelete
+
 $(BUILD)/sim/libcuda.so.1: $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) \
     $(SIM_DIR)/libcuda/entry/libcuda.map
 	@mkdir -p $(@D)
