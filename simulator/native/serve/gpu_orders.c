@@ -199,16 +199,25 @@ int gpu_unpark_as_ordered(struct gpu_conn *conn)
 
 /* ---- answers and ends ---- */
 
+/* It says that it did as it was told, and its contexts are not where they should be then. */
+static bool lies(const struct gpu_conn *target, uint32_t what)
+{
+    return (what == SIM_ORDER_CHECKPOINT && target->ctxs) ||
+           (what == SIM_ORDER_RESTORE && target->parked);
+}
+
 static void done(struct gpu_conn *target, const struct sim_order_done *is)
 {
     struct gpu_order *order = first_of(target->gpu, target);
     if (!order || !order->sent || order->order.number != is->number)
         return; /* of one that was given up */
-    if (is->broken)
+    bool success = is->status == CUDA_SUCCESS;
+    if (is->broken || (success && lies(target, order->order.what)))
         target->agent.state = CU_PROCESS_STATE_FAILED;
-    else if (is->status == CUDA_SUCCESS)
+    else if (success)
         target->agent.state = state_after(order->order.what);
-    answer_caller(order, is->status);
+    bool failed = success && target->agent.state == CU_PROCESS_STATE_FAILED;
+    answer_caller(order, failed ? CUDA_ERROR_UNKNOWN : is->status);
     drop(target->gpu, order);
     go_on(target);
 }

@@ -18,12 +18,12 @@ from simulator.sim import SimConfig, Simulator, _await_ready
 
 
 @contextmanager
-def sanitized(tmp_path: Path) -> Iterator[Simulator]:
+def sanitized(tmp_path: Path, cards: int = 1) -> Iterator[Simulator]:
     """The sanitized server; any report of a sanitizer ends it and fails the test."""
     make("build/test/qgpu-simgpu-asan", "build/sim/libcuda.so.1")
     reader, writer = os.pipe()
     config = SimConfig(
-        tmp_path / "sim", "hostile", minor_base=os.getpid() % 1000 * 16 + 8, memory_mib=2048
+        tmp_path / "sim", "hostile", cards, minor_base=os.getpid() % 1000 * 16 + 8, memory_mib=2048
     )
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import checkpoints as k
 import pytest
-from checkpoints import Target, target
+from checkpoints import Process, Target, target
 from rm_support import NO_DEVICE, taken
-from sim_tools import MIB, start, uuids
+from sim_pair import pair, until
+from sim_tools import MIB, spawn, start, uuids
 
 from simulator.sim import Kind, Simulator
 from simulator.simcontrol import read_control_log
@@ -196,3 +197,48 @@ def groups(process: Target) -> list[int]:
     """Handles of the process's channel groups, as its own file knows them."""
     found: list[int] = json.loads(process.ask("groups()"))
     return found
+
+
+def test_several_contexts_of_one_card(slow: Simulator) -> None:
+    """Each has its copies, its memory and its streams."""
+    made = """
+others = []
+for _ in range(5):
+    x = c.c_void_p(); g.call("cuCtxCreate_v2", c.byref(x), 0, 0); s = g.stream()
+    g.load(); others.append((x, s, g.work)); keep(1 << 20)
+def work():
+    for x, s, f in others:
+        g.call("cuCtxSetCurrent", x); g.work = f; g.launch(100, s)
+    for x, s, f in others: g.call("cuStreamSynchronize", s)
+    return same()
+"""
+    with target(slow, made) as process:
+        shown = k.memory(slow)
+        for _ in range(3):
+            process.leave()
+            assert k.memory(slow) == [(0, {})] * 3
+            process.come_back()
+            assert k.memory(slow) == shown
+            assert process.ask("work()") == "True"
+        slow.control("flush")
+        moved = [i for i in slow.intervals() if i.stream == 4095 and i.last]
+    assert len({i.ctx for i in moved}) == 5 and len(moved) == 5 * 2 * 3
+
+
+def test_events_of_several_processes(slow: Simulator) -> None:
+    """What was recorded before its process left is over; what is recorded later is waited for."""
+    with pair(lambda code: spawn(slow, code)) as (maker, opener):
+        process = Process(slow, maker.process.pid)
+        maker.ask("record()")
+        process.leave()
+        assert opener.ask("query()") == "0"
+        assert opener.ask("g.raw('cuStreamWaitEvent', s, event, 0)") == "0"
+        until(opener, "query(s)", "0")
+        process.come_back()
+        maker.ask("hold()")
+        maker.ask("record()")
+        assert opener.ask("query()") == str(k.NOT_READY)
+        opener.ask("g.call('cuStreamWaitEvent', s, event, 0)")
+        assert opener.ask("query(s)") == str(k.NOT_READY)
+        maker.ask("go()")
+        until(opener, "query(s)", "0")

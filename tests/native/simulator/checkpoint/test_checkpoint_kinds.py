@@ -8,10 +8,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import checkpoints as k
 import pytest
 from checkpoints import Process
+from hostile import sanitized
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sim_tools import BUILD, client_env, make, uuids
@@ -100,9 +102,13 @@ def test_everything_is_as_it_was(sim: Simulator, seed: int, steps: list[str]) ->
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_everything_is_as_it_was_under_sanitizers(sim: Simulator, seed: int) -> None:
-    other = swapped(sim)
-    with program(sim, "sim-checkpoint-asan", seed) as process:
+def test_everything_is_as_it_was_under_sanitizers(tmp_path: Path, seed: int) -> None:
+    """Both the process and the device side."""
+    with (
+        sanitized(tmp_path, cards=2) as sim,
+        program(sim, "sim-checkpoint-asan", seed) as process,
+    ):
+        other = swapped(sim)
         for pairs in (None, other, other):
             process.leave()
             process.come_back(pairs)
