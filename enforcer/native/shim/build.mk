@@ -138,7 +138,7 @@ $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim
 # One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each
 # of its steps.
 SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant mem_threads \
-              mem_open_file mem_managed mem_module
+              mem_open_file mem_managed mem_module mem_room
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
 $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/programs/memory/%.c \
     tests/native/programs/memory/step.h $(addprefix tests/native/programs/,must.h leave.h)

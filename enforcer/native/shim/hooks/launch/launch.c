@@ -67,7 +67,7 @@ LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f,
                 continue;                                                                          \
             qg_result = QG_REAL(name)(g, s);                                                       \
             qg_leave(qg_stream, qg_result);                                                        \
-            qg_graph_memory_after(g, &reserved);                                                   \
+            qg_graph_memory_after(g, &reserved, qg_result);                                        \
         } while (qg_room_again(&room, qg_result));                                                 \
         return qg_result;                                                                          \
     }

@@ -256,7 +256,7 @@ bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch,
     }
 }
 
-void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved)
+void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved, CUresult result)
 {
     struct qg_entry entry;
     for (unsigned i = 0; i < reserved->cards; i++) {
@@ -267,7 +267,7 @@ void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserve
         }
         qg_graphs_poll(&qg_cards[i], reserved->bytes[i]);
         int change = (int)(__atomic_load_n(&qg_graph_memory.trims, __ATOMIC_ACQUIRE) - entry.refs);
-        if (change)
+        if (change && result == CUDA_SUCCESS)
             qg_reopen(QG_KIND_EXEC, entry.key, change, &entry);
         qg_pools_stale();
     }
@@ -360,7 +360,7 @@ INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz, true)
                 continue;                                                                          \
             result = QG_REAL(name)(exec, stream);                                                  \
             qg_leave(seen, result);                                                                \
-            qg_graph_memory_after(exec, &reserved);                                                \
+            qg_graph_memory_after(exec, &reserved, result);                                        \
         } while (qg_room_again(&room, result));                                                    \
         return result;                                                                             \
     }

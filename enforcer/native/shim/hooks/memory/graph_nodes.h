@@ -21,6 +21,7 @@ struct qg_graph_need {
 bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch,
                     struct qg_stream **stream, struct qg_graph_need *reserved,
                     struct qg_room *room);
-void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved);
+/* A graph that the driver refused does not have its memory: the next launch is admitted again. */
+void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved, CUresult result);
 
 #endif
