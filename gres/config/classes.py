@@ -103,9 +103,20 @@ def _with_defaults(value: object) -> object:
         return value
     known = {name: value.get(name, {}) for name in CLASSES} | value
     return {
-        name: {**_DEFAULTS[name], **item} if name in CLASSES and isinstance(item, dict) else item
+        name: {**_defaults(name, item), **item}
+        if name in CLASSES and isinstance(item, dict)
+        else item
         for name, item in known.items()
     }
+
+
+def _defaults(name: JobClass, item: dict[str, object]) -> dict[str, object]:
+    """Jobs with the memory of their share reach `max_reclaimable` and the count at once: then it is
+    Slurm that lets the next one wait.
+    """
+    if item.get("memory") != "reclaimable":
+        return _DEFAULTS[name]
+    return {**_DEFAULTS[name], "overcommit": item.get("max_reclaimable", MAX_RECLAIMABLE)}
 
 
 def _only_offline(classes: dict[JobClass, ClassSettings]) -> dict[JobClass, ClassSettings]:

@@ -279,3 +279,14 @@ def test_spread_gives_reclaimable_jobs_a_card_each(live: Live) -> None:
     if not live.dialect.before("23.11"):
         with site(live, spread):
             assert cards() == [0, 1, 0, 1]
+
+
+def test_a_job_on_several_cards_gets_host_memory_for_each(live: Live) -> None:
+    if live.dialect.before("24.05"):
+        pytest.skip("needs Slurm 24.05 or later")
+    with site(live, lambda text: text.replace("multi_card: false", "multi_card: true")):
+        job = running(live, "offline", "qgpu:30", "--qgpu-cards=2", "--mem=1G")
+        assert (host(live, job), added(live, job)) == (f"{1024 + 2 * CAP}M per node", f"{2 * CAP}")
+        grant = live.grant(job)
+        assert (grant.reclaimable, len(grant.cards)) == (True, 2)
+        assert live.tres(job)["gres/shard"] == "2"

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from jobs_support import Live, alone
 
-from cli.sandbox import services, wait
+from cli.sandbox import bringup, services, wait
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
@@ -238,6 +238,38 @@ def test_a_forged_tag_brings_nothing(
         assert f"event=tag-overruled job={job} " in log
     # a slurmctld that reads its configuration while a job completes may miss that it has
     live.empty()
+
+
+# ---- memory that may be taken back
+
+
+def test_reclaimable_jobs_are_known_by_the_tag_beside_slurms_counts(live: Live) -> None:
+    """qgpu_mem counts three times the node's memory; the plugins take that, and compare no sums."""
+    yaml = live.sandbox.layout.qgpu_yaml
+    before, node = yaml.read_text(), live.nodes[0]
+
+    def use(text: str) -> None:
+        yaml.write_text(text)
+        bringup.write_slurm(live.sandbox.layout, live.sandbox.plan)
+        live.sandbox.kill(node, "qgpud")
+        _restart_slurm(live)
+        live.sandbox.start(node, "qgpud")
+
+    use(before + "classes: {offline: {memory: reclaimable}}\n")
+    try:
+        assert "qgpu_mem:468G" in live.ask("scontrol", "show", "node", node)
+        jobs = [
+            live.submit("sleep 600", f"--qos={qos}", "--gres=qgpu:30,qgpu_mem:40G", "--mem=1G")
+            for qos in ("offline", "offline", "online")
+        ]
+        grants = [_running(live, job) for job in jobs]
+        assert [grant.reclaimable for grant in grants] == [True, True, False]
+        assert {grant.state for grant in grants} == {"active"}
+        assert [grant.cards[0].mem_cap // MIB for grant in grants] == [40960] * 3
+        assert [grant.cards[0].index for grant in grants] == [0, 0, 0]
+    finally:
+        live.empty()
+        use(before)
 
 
 # ---- a wrong version

@@ -6,10 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gres.config.site import ConfigError, parse_config
 from gres.grant.store import Grant, GrantCard, GrantError
-from slurm_plugin.render import render
+from gres.grant.tag import Tag, TagError, parse_tag
+from slurm_plugin.render import node_gres, render
 
 SMALL = """
 version: 1
@@ -68,8 +71,20 @@ def test_a_class_takes_what_it_leaves_out_from_its_own_defaults() -> None:
     assert [config.max_reclaimable for config in (plain, taken)] == [0, 200]
     assert list(taken.classes) == ["online", "offline"]
     assert taken.classes["online"] == plain.classes["online"]
+    assert (plain.classes["offline"].overcommit, plain.classes["offline"].reserves) == (
+        400,
+        ["memory"],
+    )
     offline = taken.classes["offline"]
-    assert (offline.reserves, offline.overcommit) == (["memory"], 400)
+    assert (offline.reserves, offline.overcommit) == (["memory"], 200)
+    more = "classes: {offline: {memory: reclaimable, max_reclaimable: 300, overcommit: 50}}"
+    for text, count in ((more, 50), (more.replace(", overcommit: 50", ""), 300)):
+        assert parse_config(SMALL + text).classes["offline"].overcommit == count
+
+
+def test_slurm_counts_what_may_be_promised_beside_what_is_reserved() -> None:
+    assert "qgpu:offline:800,qgpu_mem:156G" in node_gres(parse_config(SMALL), "n1")
+    assert "qgpu:offline:400,qgpu_mem:468G" in node_gres(parse_config(SMALL + RECLAIMABLE), "n1")
 
 
 def test_a_prolog_may_wait_for_memory_and_an_epilog_does_not() -> None:
@@ -100,3 +115,47 @@ def test_a_grant_with_another_word_for_it_is_not_believed(value: object) -> None
 def test_whole_cards_are_never_taken_back() -> None:
     with pytest.raises(GrantError, match="reclaimable True does not fit state whole"):
         replace(GRANT, state="whole", job_class=None, reclaimable=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "cpus", "cards"),
+    [
+        ("qgpu/1 class=offline share=30 mem=24576 host=24576", 24576, None, 1),
+        ("qgpu/1 class=offline share=30 mem=24576 host=0", 0, None, 1),
+        ("qgpu/1 class=offline share=30 mem=24576 host=24576/4", 24576, 4, 1),
+        ("qgpu/1 class=offline share=30 mem=100 cards=2 host=200/1", 200, 1, 2),
+        ("qgpu/1 class=offline share=30 mem=100", None, None, 1),
+    ],
+)
+def test_a_tag_keeps_the_host_memory(
+    text: str, host: int | None, cpus: int | None, cards: int
+) -> None:
+    found = parse_tag(f"{text}; mine host=7")
+    assert found == Tag("offline", 30, 100 if "=100" in text else 24576, cards, False, host, cpus)
+    assert str(found) == text
+
+
+@pytest.mark.parametrize(
+    "tail", [" host=", " host=04", " host=-1", " host=1/0", " host=1/", " host=1 cards=2", "host=1"]
+)
+def test_a_tag_with_another_form_of_it_is_none(tail: str) -> None:
+    with pytest.raises(TagError):
+        parse_tag(f"qgpu/1 class=offline share=30 mem=100{tail}")
+
+
+@given(
+    st.builds(
+        Tag,
+        st.sampled_from(["online", "offline"]),
+        st.integers(1, 100),
+        st.integers(1, 10**9),
+        st.integers(1, 16),
+        st.just(False),
+        st.none() | st.integers(0, 10**11),
+    ),
+    st.none() | st.integers(1, 99_999),
+)
+def test_what_is_written_is_read(tag: Tag, cpus: int | None) -> None:
+    wanted = tag if tag.host is None else replace(tag, cpus=cpus)
+    assert parse_tag(str(wanted)) == wanted
+    assert parse_tag(f"{wanted}; host=1") == wanted

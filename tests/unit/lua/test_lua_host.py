@@ -240,3 +240,34 @@ def test_a_class_that_reserves_again_gives_the_memory_back(version: str, tmp_pat
     _, written, _ = slurm.modify(job, gres="qgpu:h200:30")
     assert written["min_mem_per_node"] == 4096
     assert written["gres"] == f"qgpu:offline:30,shard:h200:30,qgpu_mem:{CAP}M"
+
+
+# ---- several cards
+
+
+@pytest.mark.parametrize("version", LUA_VERSIONS)
+def test_a_job_on_several_cards_gets_host_memory_for_all_of_them(
+    version: str, tmp_path: Path
+) -> None:
+    slurm = Slurm(version, "taken", tmp_path, multi_card=True)
+    cards = {"1": "QGPU_CARDS=2"}
+    words = {"gres": "qgpu:h200:30", "qos": "offline", "spank_job_env": slurm.lua.table_from(cards)}
+    _, written, _ = slurm.submit(**words, min_mem_per_node=4096)
+    assert written["min_mem_per_node"] == 4096 + 2 * CAP
+    assert written["extra"] == f"{TAG} cards=2 host={2 * CAP}"
+    assert written["tres_per_task"] == "gres/shard:h200:1"
+    # its tasks, one for each card, have a CPU each
+    _, written, _ = slurm.submit(**words, min_mem_per_cpu=100, max_nodes=1, min_cpus=1)
+    assert written["extra"] == f"{TAG} cards=2 host={2 * CAP}/1"
+    job = {
+        "job_id": 7,
+        "job_state": 0,
+        "qos": "offline",
+        "tres_per_node": f"qgpu:offline:60,qgpu_mem:{2 * CAP}M",
+        "tres_per_task": "gres:shard:h200:1",
+        "extra": f"{TAG} cards=2 host={2 * CAP}",
+        "min_mem_per_node": 4096 + 2 * CAP,
+    }
+    _, written, _ = slurm.modify(job, min_mem_per_node=8192)
+    assert written["min_mem_per_node"] == 8192 + 2 * CAP
+    assert slurm.modify(job, extra="new")[1]["extra"] == f"{TAG} cards=2 host={2 * CAP}; new"
