@@ -138,12 +138,12 @@ MESSAGES: dict[str, str] = {
     " cancel it and submit it again, for example with --gres=qgpu:{example}.",
     "host_high": (
         "{token} is refused: its memory may be taken back to host memory, so {cap}M are added to"
-        " the job's own {own}M, and no such node has more than {limit}M; write at most"
+        " the job's own {own}M, and a node gives at most {limit}M to a job; write at most"
         " --mem={room}M, or less of the card, for example --gres=qgpu:{share},qgpu_mem:{low}M."
     ),
     "host_never": (
-        "{token} is refused: its {cap}M of memory may be taken back to host memory, and no such"
-        " node has more than {limit}M of that; ask for less qgpu_mem, for example"
+        "{token} is refused: its {cap}M of memory may be taken back to host memory, and a node"
+        " gives at most {limit}M of that to a job; ask for less qgpu_mem, for example"
         " --gres=qgpu:{share},qgpu_mem:{low}M."
     ),
     "host_grows": (

@@ -60,23 +60,21 @@ local function part_of(cap, cpus)
     return math.ceil(cap / (cpus or 1))
 end
 
--- MiB of host memory that some node has; nil: qgpu.yaml does not say.
-local function most_host(model, t)
+-- MiB of host memory that a job can have on some node; huge where nothing says it.
+local function most_host(model, part, t)
     local most = 0
     for name, card in pairs(t.models) do
         if not model or model == name then
-            if not card.host then
-                return nil
-            end
-            most = math.max(most, card.host)
+            most = math.max(most, card.host or math.huge)
         end
     end
-    return most
+    local bound = part and part.max_mem_per_node
+    return bound and bound > 0 and math.min(most, bound) or most
 end
 
-local function check(decision, cap, own, total, q, t)
-    local limit = most_host(decision.model, t)
-    if limit and total > limit then
+local function check(decision, cap, own, total, part, q, t)
+    local limit = most_host(decision.model, part, t)
+    if total > limit then
         local tag = decision.tag
         local words = { cap = cap, own = own, limit = limit, room = limit - cap, share = tag.share }
         local key = cap < limit and "host_high" or "host_never"
@@ -90,7 +88,7 @@ end
 
 -- Add the caps of a share to `own` MiB per `per`. Sets decision.host, which is what to write, and
 -- the tag's record of it.
-local function grow(decision, per, own, cpus, q, t)
+local function grow(decision, per, own, cpus, part, q, t)
     local tag = decision.tag
     local cap = tag.mem * (tag.cards or 1)
     if own == 0 then
@@ -100,7 +98,7 @@ local function grow(decision, per, own, cpus, q, t)
         local more = part_of(cap, tag.host_cpus)
         decision.host = { per = per, own = own, mib = own + more, cap = cap }
         local count = tag.host_cpus or 1
-        check(decision, cap, own * count, (own + more) * count, q, t)
+        check(decision, cap, own * count, (own + more) * count, part, q, t)
     end
     decision[t.tag_field] = q.tagged(tag, decision[t.tag_field], t)
 end
@@ -120,11 +118,12 @@ function M.add(job_desc, part_list, decision, q, t)
     if not reclaimable(decision.tag, t) then
         return false
     end
+    local part = partition_of(job_desc.partition, part_list)
     local per, own = asked(job_desc)
     if not per then
-        per, own = by_default(partition_of(job_desc.partition, part_list), t)
+        per, own = by_default(part, t)
     end
-    grow(decision, per, own, least_cpus(job_desc), q, t)
+    grow(decision, per, own, least_cpus(job_desc), part, q, t)
     return true
 end
 
@@ -194,7 +193,7 @@ end
 
 -- An update of a waiting job that had `tag`: the memory that goes with its new decision, which may
 -- have the same tag.
-function M.change(job_desc, job_rec, tag, decision, q, t)
+function M.change(job_desc, job_rec, part_list, tag, decision, q, t)
     tag = tag or {}
     local now = decision.tag == tag or reclaimable(decision.tag, t)
     if not now and not tag.host then
@@ -202,7 +201,9 @@ function M.change(job_desc, job_rec, tag, decision, q, t)
     end
     local per, own = own_of(job_desc, job_rec, tag, q, t)
     if now then
-        grow(decision, per, own, left_cpus(job_desc, job_rec, tag), q, t)
+        local name = job_desc.partition ~= "" and job_desc.partition or job_rec.partition
+        local part = partition_of(name, part_list)
+        grow(decision, per, own, left_cpus(job_desc, job_rec, tag), part, q, t)
     elseif own > 0 then
         decision.host = { per = per, own = own, mib = own, cap = 0 }
     end

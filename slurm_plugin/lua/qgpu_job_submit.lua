@@ -292,17 +292,17 @@ local function refuse_other_kind(job_rec, now, tag, t)
 end
 
 -- Another memory, or number of CPUs, of a waiting share that stays as it is.
-local function resize(job_desc, job_rec, now, t)
+local function resize(job_desc, job_rec, part_list, now, t)
     if not now.tag.host then
         return -- it was submitted before its memory could be taken back
     end
     local decision = { tag = now.tag, comment = job_desc.comment, extra = extra_of(job_desc, t) }
     decision[t.tag_field] = first_given(decision[t.tag_field], now[t.tag_field])
-    host.change(job_desc, job_rec, now.tag, decision, q, t)
+    host.change(job_desc, job_rec, part_list, now.tag, decision, q, t)
     write(job_desc, decision, t)
 end
 
-local function modified(job_desc, job_rec, t)
+local function modified(job_desc, job_rec, part_list, t)
     bounds.check_texts(job_desc, q, t)
     local now = current(job_rec, t)
     if not pending(job_rec) then
@@ -320,7 +320,7 @@ local function modified(job_desc, job_rec, t)
         or job_desc.shared == JOB_SHARED_NONE
     if not asks_gres(job_desc) and not moved then
         if host.concerns(job_desc, now.tag) then
-            resize(job_desc, job_rec, now, t)
+            resize(job_desc, job_rec, part_list, now, t)
         end
         return retag(job_desc, now.tag, t)
     end
@@ -333,13 +333,13 @@ local function modified(job_desc, job_rec, t)
     if now.tag and not decision.tag and decision[t.tag_field] == nil then
         decision[t.tag_field] = "" -- the job has no cards any more, so no tag
     end
-    host.change(job_desc, job_rec, now.tag, decision, q, t)
+    host.change(job_desc, job_rec, part_list, now.tag, decision, q, t)
     write(job_desc, decision, t)
     return true
 end
 
-local function modify(t, job_desc, job_rec)
-    local done, refusal = q.guarded(modified, job_desc, job_rec, t)
+local function modify(t, job_desc, job_rec, part_list)
+    local done, refusal = q.guarded(modified, job_desc, job_rec, part_list, t)
     if not done then
         return refused(refusal)
     end
@@ -389,8 +389,8 @@ local function hooks_of(path)
         submit = function(job_desc, part_list, _)
             return closed(about_cards, submit, t, job_desc, part_list)
         end,
-        modify = function(job_desc, job_rec, _, _)
-            return closed(about_tags, modify, t, job_desc, job_rec)
+        modify = function(job_desc, job_rec, part_list, _)
+            return closed(about_tags, modify, t, job_desc, job_rec, part_list)
         end,
     }
 end

@@ -245,10 +245,27 @@ def test_a_request_that_no_node_could_hold_is_refused(live: Live) -> None:
         assert done.returncode != 0
         assert sentence_of(done.stderr) == (
             "qgpu:30 is refused: its memory may be taken back to host memory, so 23961M are added"
-            " to the job's own 16384M, and no such node has more than 32768M; write at most"
+            " to the job's own 16384M, and a node gives at most 32768M to a job; write at most"
             " --mem=8807M, or less of the card, for example --gres=qgpu:30,qgpu_mem:300M."
         )
         live.submit("true", "--gres=qgpu:30", "--qos=offline", "--mem=8807M")
+
+
+def test_a_partition_bounds_the_memory_of_a_job(live: Live) -> None:
+    nodes = ",".join(live.nodes)
+    live.ask("scontrol", "create", "PartitionName=small", f"Nodes={nodes}", "MaxMemPerNode=25000")
+    try:
+        words = ("sbatch", "-H", "-p", "small", "--gres=qgpu:30", "--qos=offline", "--wrap=true")
+        done = live.run(*words, "--mem=4G", user="alice")
+        assert "a node gives at most 25000M to a job; write at most --mem=1039M" in done.stderr
+        assert live.run(*words, "--mem=1039M", user="alice").returncode == 0
+        job = held(live, "-p", "small", "--mem=1G")
+        refused = live.run("scontrol", "update", f"JobId={job}", "MinMemoryNode=4096", user="alice")
+        assert refused.returncode != 0
+        assert host(live, job) == f"{1024 + CAP}M per node"
+    finally:
+        live.empty()
+        live.ask("scontrol", "delete", "PartitionName=small")
 
 
 def test_qgpu_plan_and_doctor_know_it(live: Live) -> None:

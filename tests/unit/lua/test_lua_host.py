@@ -115,6 +115,15 @@ def test_without_mem_what_slurm_would_give_grows(
         assert (found["extra"], found["said"]) == (f"{TAG} host=0", "")
 
 
+def test_the_partition_bounds_the_sum(taken: Slurm) -> None:
+    parts = {"p": {"name": "p", "flag_default": 1, "max_mem_per_node": CAP + 1000}}
+    words = {"gres": "qgpu:h200:30", "qos": "offline"}
+    assert taken.submit(parts, **words, min_mem_per_node=1000)[0] == 0
+    code, written, said = taken.submit(parts, **words, min_mem_per_node=1001)
+    assert (code, written) == (2072, {})
+    assert f"a node gives at most {CAP + 1000}M to a job; write at most --mem=1000M" in said
+
+
 def test_all_memory_of_the_node_stays(taken: Slurm) -> None:
     for words in ({"min_mem_per_node": 0}, {"min_mem_per_cpu": 0}):
         found = submitted(taken, **words)
