@@ -31,6 +31,7 @@ class Held:
     mem_cap: int
     mem_total: int
     since: float
+    reclaimable: bool  # its memory may be taken back
 
 
 def of_node(node: Node) -> list[Held]:
@@ -63,6 +64,7 @@ def _held(path: Path, node: str) -> Iterable[Held]:
             card.mem_cap,
             card.mem_total,
             page.created_ns / 1e9,
+            bool(card.flags & layout.GRANT_CARD_RECLAIMABLE),
         )
 
 

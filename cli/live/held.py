@@ -20,8 +20,11 @@ from cli.report.command import DEFAULT_CONFIG
 from cli.report.text import duration
 from gres.config.site import Config, ConfigError, load_config
 
-JOBS = ("JOBID", "USER", "NODE", "CARD", "CLASS", "SHARE%", "CAP_GIB", "SINCE")
-CARDS = ("NODE", "CARD", "MODEL", "USE", "ONLINE%", "OFFLINE%", "JOBS", "GRANTED_GIB", "USABLE_GIB")
+JOBS = ("JOBID", "USER", "NODE", "CARD", "CLASS", "SHARE%", "CAP_GIB", "SINCE", "MEMORY")
+CARDS = (
+    *("NODE", "CARD", "MODEL", "USE", "ONLINE%", "OFFLINE%", "JOBS", "GRANTED_GIB", "USABLE_GIB"),
+    "RECLAIMABLE_GIB",
+)
 
 
 def job_rows(held: Sequence[Held], now: float) -> list[list[str]]:
@@ -36,6 +39,7 @@ def job_rows(held: Sequence[Held], now: float) -> list[list[str]]:
             str(h.share),
             gib(h.mem_cap),
             duration(max(0.0, now - h.since)),
+            "reclaimable" if h.reclaimable else "reserved",
         ]
         for h in held
     ]
@@ -63,8 +67,9 @@ def card_bodies(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
                     "use": "whole" if whole else "shared" if mine else "free",
                     **shares,
                     "jobs": len({h.job_id for h in mine}),
-                    "mem_granted": sum(h.mem_cap for h in mine),
+                    "mem_granted": sum(h.mem_cap for h in mine if not h.reclaimable),
                     "mem_usable": card.usable << 20,
+                    "mem_reclaimable": sum(h.mem_cap for h in mine if h.reclaimable),
                 }
             )
     return bodies
@@ -83,6 +88,7 @@ def card_rows(bodies: Sequence[dict[str, Any]]) -> list[list[str]]:
             str(b["jobs"]),
             gib(b["mem_granted"]),
             gib(b["mem_usable"]),
+            gib(b["mem_reclaimable"]),
         ]
         for b in bodies
     ]

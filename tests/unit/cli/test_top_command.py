@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from enforcer.clock import SystemClock
 from enforcer.fdwait import readable_within
 from enforcer.nvml.port import CardLoad
 from enforcer.reporting.attach import NodeObserver
+from enforcer.wire.abi import pack_grant
 from simulator.fakes import GIB, FakeNode
 
 CONFIG = """version: 1
@@ -183,10 +185,20 @@ def test_cards_from_the_files_alone(rig):
         "JOBS": "2",
         "GRANTED_GIB": "24.0",
         "USABLE_GIB": "78.0",
+        "RECLAIMABLE_GIB": "0.0",
     }
     assert (rows[1]["USE"], rows[1]["JOBS"]) == ("whole", "1")
     rig.service.epilog(env(3, "whole"))
     assert table(rig.run(cards, "--parsable", "--node", "n1"))[1]["USE"] == "free"
+
+
+def test_memory_that_may_be_taken_back_is_counted_apart(rig):
+    grant = replace(rig.service.grants[7], reclaimable=True)
+    rig.service.store.write_both(grant, pack_grant(grant))
+    found = table(rig.run(jobs, "--parsable", "--node", "n1"))
+    assert [row["MEMORY"] for row in found] == ["reserved", "reclaimable", "reserved"]
+    row = table(rig.run(cards, "--parsable", "--node", "n1"))[0]
+    assert (row["GRANTED_GIB"], row["RECLAIMABLE_GIB"]) == ("12.0", "12.0")
 
 
 @pytest.fixture
