@@ -165,5 +165,4 @@ void hook_query_allocation(struct hook *hook)
     }
     /* The time that squeue took is not taken from the time for qgpud's answer. */
     hook->deadline_ns += hook_now_ns() - began;
-    hook->connect_ns += hook_now_ns() - began;
 }

@@ -26,7 +26,7 @@ struct hook {
     const char *node;     /* may be NULL outside Slurm */
     const char *job_id;   /* digits only */
     int64_t deadline_ns;  /* CLOCK_MONOTONIC */
-    int64_t connect_ns;   /* end of the attempts to connect, CLOCK_MONOTONIC */
+    int64_t connect_ns;   /* how long it tries to connect */
     /* What slurmctld says that a job without a tag holds: "cpu=1,gres/gpu=1"; "?": no answer. */
     char allocated[HOOK_TRES_MAX];
 };

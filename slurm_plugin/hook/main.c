@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-hook prolog|epilog --run-dir DIR --deadline-ms N [--scontrol PATH]
+ * qgpu-hook prolog|epilog --run-dir DIR --deadline-ms N [--connect-ms N] [--scontrol PATH]
  *
  * slurmd's Prolog and Epilog scripts exec this program. It sends the job's environment to qgpud and
  * exits with qgpud's answer. A static C program takes about a millisecond, where the start of a
@@ -20,11 +20,13 @@
 /* An Epilog tries to connect for 500 ms only. The end of a job should not wait for a daemon that is
  * not there. Chosen, not measured. */
 #define EPILOG_CONNECT_NS 500000000LL
+/* Two hours: reclaim.deadline of qgpu.yaml may be one. Chosen, not measured. */
+#define MAX_DEADLINE_MS 7200000L
 
 static int usage(void)
 {
     fprintf(stderr, "qgpu-hook: usage: qgpu-hook prolog|epilog --run-dir DIR --deadline-ms N "
-                    "[--scontrol PATH]\n");
+                    "[--connect-ms N] [--scontrol PATH]\n");
     return 2;
 }
 
@@ -39,7 +41,7 @@ static bool all_digits(const char *text)
 static int parse(struct hook *hook, int argc, char **argv)
 {
     const char *run_dir = NULL;
-    long deadline_ms = 0;
+    long deadline_ms = 0, connect_ms = MAX_DEADLINE_MS;
 
     if (argc < 2 || (strcmp(argv[1], "prolog") != 0 && strcmp(argv[1], "epilog") != 0))
         return usage();
@@ -53,10 +55,13 @@ static int parse(struct hook *hook, int argc, char **argv)
             hook->scontrol = argv[i + 1];
         else if (strcmp(argv[i], "--deadline-ms") == 0 && all_digits(argv[i + 1]))
             deadline_ms = strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--connect-ms") == 0 && all_digits(argv[i + 1]))
+            connect_ms = strtol(argv[i + 1], NULL, 10);
         else
             return usage();
     }
-    if (!run_dir || *run_dir != '/' || deadline_ms < 1 || deadline_ms > 600000)
+    if (!run_dir || *run_dir != '/' || deadline_ms < 1 || deadline_ms > MAX_DEADLINE_MS ||
+        connect_ms > MAX_DEADLINE_MS)
         return usage();
     if (hook->scontrol && *hook->scontrol != '/')
         return usage(); /* PATH is unset in a Prolog */
@@ -67,9 +72,9 @@ static int parse(struct hook *hook, int argc, char **argv)
         return 1;
     }
     hook->deadline_ns = hook_now_ns() + deadline_ms * 1000000LL;
-    hook->connect_ns = hook->deadline_ns;
-    if (hook->kind == HOOK_EPILOG && hook->connect_ns > hook_now_ns() + EPILOG_CONNECT_NS)
-        hook->connect_ns = hook_now_ns() + EPILOG_CONNECT_NS;
+    hook->connect_ns = connect_ms * 1000000LL;
+    if (hook->kind == HOOK_EPILOG && hook->connect_ns > EPILOG_CONNECT_NS)
+        hook->connect_ns = EPILOG_CONNECT_NS;
     return 0;
 }
 

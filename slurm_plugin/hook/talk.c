@@ -150,6 +150,8 @@ static enum outcome exchange(const struct hook *hook, int fd, int *status, char 
 
 int hook_ask(const struct hook *hook, char *text, size_t size)
 {
+    int64_t until = hook_now_ns() + hook->connect_ns;
+
     for (;;) {
         int fd = -1, status = -1;
         enum outcome outcome = connect_to_daemon(hook, &fd, text, size);
@@ -161,8 +163,11 @@ int hook_ask(const struct hook *hook, char *text, size_t size)
         }
         if (outcome == ANSWERED)
             return status;
-        if (outcome == HOPELESS ||
-            hook_now_ns() + RETRY_NS >= (connected ? hook->deadline_ns : hook->connect_ns))
+        int64_t now = hook_now_ns();
+        if (connected)
+            until =
+                now + hook->connect_ns; /* a qgpud that restarts gets as long as one that starts */
+        if (outcome == HOPELESS || now + RETRY_NS >= hook->deadline_ns || now + RETRY_NS >= until)
             return -1;
         nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
     }

@@ -219,6 +219,25 @@ def test_daemon_that_restarts_meanwhile_is_asked_again(run_dir, daemon):
     assert len(served.questions) == 2
 
 
+def test_missing_daemon_is_told_long_before_a_long_deadline(run_dir):
+    """A Prolog may wait an hour for memory, and not for a qgpud that is not there."""
+    done = hook("prolog", run_dir, CARD_JOB, "--connect-ms", "200", deadline=7_200_000)
+    assert done.returncode == 1 and "qgpud on this node does not answer" in done.stderr
+
+
+def test_daemon_that_restarts_after_a_long_wait_is_asked_again(run_dir, daemon):
+    """It has as long to come back as it has to start, also after more than that."""
+    times = iter([None, None, b"qgpu-hook/1 0\0"])
+
+    def late(_: bytes) -> bytes | None:
+        time.sleep(0.15)  # what is tried is time that passes
+        return next(times)
+
+    served = daemon(late)
+    done = hook("prolog", run_dir, CARD_JOB, "--connect-ms", "100", deadline=60_000)
+    assert (done.returncode, len(served.questions)) == (0, 3), done.stderr
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"hello", b"qgpu-hook/2 0\0", b"qgpu-hook/1 -1\0x", b"qgpu-hook/1 \0x", b"qgpu-hook/1 999\0x"],
@@ -281,6 +300,8 @@ def test_job_id_must_be_a_number(run_dir, job):
         ["prolog", "--run-dir", "relative", "--deadline-ms", "5"],
         ["prolog", "--run-dir", "/run/x", "--deadline-ms", "0"],
         ["prolog", "--run-dir", "/run/x", "--deadline-ms", "soon"],
+        ["prolog", "--run-dir", "/run/x", "--deadline-ms", "7200001"],
+        ["prolog", "--run-dir", "/run/x", "--deadline-ms", "5", "--connect-ms", "soon"],
         ["prolog", "--run-dir", "/run/x", "--deadline-ms", "5", "--scontrol", "scontrol"],
         ["prolog", "--run-dir"],
     ],

@@ -92,7 +92,8 @@ def test_a_prolog_may_wait_for_memory_and_an_epilog_does_not() -> None:
     short = parse_config(SMALL + RECLAIMABLE + "reclaim: {deadline: 5s}")
     waits = [str(config.prolog_deadline) for config in (plain, taken, short)]
     assert waits == ["10s", "70s", "15s"]
-    assert "--deadline-ms 70000 " in render("prolog", taken)
+    assert "--deadline-ms 70000 --connect-ms 10000 " in render("prolog", taken)
+    assert "--connect-ms" not in render("prolog", plain)
     assert "--deadline-ms 10000 " in render("epilog", taken)
 
 
