@@ -40,7 +40,6 @@ class QpTenant(ctypes.Structure):
         ("live", c_uint32),
         ("job_class", c_uint32),
         ("share", c_uint32),
-        ("contexts", c_uint32),
         ("ungoverned", c_uint32),
         ("suspended", c_uint32),
         ("held", c_uint32),

@@ -154,7 +154,6 @@ def _tenant_line(trace: Trace, item: Placed) -> str:
         item.card,
         layout.CLASS_ONLINE if t.job_class == "online" else layout.CLASS_OFFLINE,
         t.share,
-        t.processes,
         t.start.ns,
         FOREVER if t.stop is None else t.stop.ns,
         *_load(t),

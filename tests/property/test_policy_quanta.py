@@ -201,6 +201,24 @@ def test_a_short_pause_opens_no_second_gate() -> None:
     assert other not in card.open()
 
 
+@pytest.mark.parametrize("policy", [abi.POLICY_BURST_SHARE, abi.POLICY_BEST_EFFORT])
+def test_gates_are_open_until_two_have_work(policy: int) -> None:
+    card = Card((OFFLINE, 50), (OFFLINE, 50), policy=policy)
+    card.at(0)
+    card.at(2 * MS)
+    assert card.open() == [0, 1], "nobody has work"
+    card.want(0)
+    card.at(5 * MS)
+    assert card.open() == [0, 1], "alone it needs no quantum"
+    card.want(1)
+    card.at(5 * MS)
+    assert len(card.open()) == 1, "they compete"
+    card[1].runnable = 0
+    card.at(1 * MS)
+    card.at(2 * MS)
+    assert card.open() == [0, 1], "alone again"
+
+
 def test_ungoverned_opens_everything_and_governed_again_begins_afresh() -> None:
     card = Card((ONLINE, 50), (OFFLINE, 50), (OFFLINE, 50), policy=abi.POLICY_FIXED_SHARE)
     card.want(0, 1, 2)

@@ -20,6 +20,7 @@ from simulator.whatif.simulate import Result, TenantResult, simulate
 
 pytestmark = pytest.mark.native
 
+BEST_EFFORT = {"offline": "best-effort"}
 MIXES = {"10/90": (10, 90), "30/70": (30, 70), "25/75": (25, 75), "5x20": (20,) * 5}
 MORE_MIXES = {"50/50": (50, 50), "5/10/85": (5, 10, 85), "16x6": (6,) * 16}
 KERNELS: dict[str, tuple[list[str], ...]] = {
@@ -274,12 +275,18 @@ def test_fixed_shares_below_the_card_are_all_met() -> None:
     assert [t.got_percent for t in result.tenants] == pytest.approx([10, 20, 30], abs=2.0)
 
 
-def test_best_effort_is_equal_between_tenants_not_processes() -> None:
-    result = run(
-        [{"share": 10, "processes": 4}, {"share": 90, "kernel": "1ms"}],
-        policy={"offline": "best-effort"},
-    )
+def test_best_effort_is_equal_whatever_was_asked_and_however_long_kernels_are() -> None:
+    result = run([{"share": 10}, {"share": 90, "kernel": "1ms"}], policy=BEST_EFFORT)
     assert errors_equal(result.tenants) <= 1.0
+
+
+def test_who_pauses_under_best_effort_keeps_its_turn() -> None:
+    """It works in half of its quanta. By the card's own slices it would lose each at its first
+    pause, and get 8 %.
+    """
+    result = run([{"kernel": "100us", "pause": "50us"}, {"kernel": "10ms"}], policy=BEST_EFFORT)
+    pauses, goes_on = result.tenants
+    assert pauses.got_percent > 25 and goes_on.got_percent > 45
 
 
 def errors_equal(tenants: tuple[TenantResult, ...]) -> float:

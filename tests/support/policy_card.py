@@ -21,7 +21,7 @@ class Card:
             cls.policy = policy
         for i, (job_class, share) in enumerate(tenants):
             t = self.raw.tenant[i]
-            t.live, t.job_class, t.share, t.contexts = 1, job_class, share, 2
+            t.live, t.job_class, t.share = 1, job_class, share
             t.budget_ns = 20 * MS  # of fixed-share: enough for a first quantum
         self.now = 1000 * MS
         # Online tenants whose threads never launch, and those whose work makes no progress.

@@ -43,8 +43,7 @@ static bool open_gate(const struct qp_tenant *t)
 
 struct count {
     uint32_t members;
-    /* without those of isolation none: */
-    uint32_t governed, runnable, open, contexts; /* contexts: of the one that has the most */
+    uint32_t governed, runnable, open; /* without those of isolation none */
 };
 
 static struct count count(const struct qp_card *c, uint32_t job_class)
@@ -60,7 +59,6 @@ static struct count count(const struct qp_card *c, uint32_t job_class)
         n.governed++;
         n.runnable += t->runnable != 0;
         n.open += open_gate(t);
-        n.contexts = t->contexts > n.contexts ? t->contexts : n.contexts;
     }
     return n;
 }
@@ -75,8 +73,7 @@ static bool online_busy(const struct qp_card *c, uint64_t now)
     return c->online_busy_ns && now < c->online_busy_ns + c->idle_release_ns;
 }
 
-/* Offline never runs beside online, and where members compete one gate at most is open. Under
- * best-effort the card itself divides its time between tenants of one context each. */
+/* Offline never runs beside online, and where members compete one gate at most is open. */
 static void check_gates(const struct qp_card *c, uint64_t now)
 {
     struct count online = count(c, QG_CLASS_ONLINE), offline = count(c, QG_CLASS_OFFLINE);
@@ -84,8 +81,7 @@ static void check_gates(const struct qp_card *c, uint64_t now)
     rule(!online_busy(c, now) || !offline.open, "an offline gate is open beside online", now);
     for (int k = 0; k < 2; k++) {
         bool strict = k == 1 && online.members;
-        bool divides = c->cls[k].policy == QG_POLICY_BEST_EFFORT && of[k]->contexts < 2;
-        bool compete = of[k]->governed > 1 && (strict || (of[k]->runnable > 1 && !divides));
+        bool compete = of[k]->governed > 1 && (strict || of[k]->runnable > 1);
         if (compete || c->cls[k].policy == QG_POLICY_FIXED_SHARE)
             rule(of[k]->open <= 1, "two gates of one class are open", now);
     }

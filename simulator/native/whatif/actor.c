@@ -413,7 +413,6 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
     t->live = a->state != ST_AWAY;
     t->job_class = a->job_class;
     t->share = a->share;
-    t->contexts = a->procs;
     t->ungoverned = a->ungoverned;
     bool flying = on_card(a->state) || a->state == ST_COPYING,
          standing = a->state == ST_STANDING || a->state == ST_WAKING;

@@ -77,7 +77,7 @@ struct rest {
 
 struct actor {
     /* from the trace */
-    uint32_t card, job_class, share, procs, ungoverned, nkernels, nstops, per_request;
+    uint32_t card, job_class, share, ungoverned, nkernels, nstops, per_request;
     enum load load;
     enum lie lie;
     uint64_t start_ns, stop_ns, period_ns, gap_ns;

@@ -103,9 +103,8 @@ static bool read_tenant(const struct world *w, FILE *in, struct actor *a)
     uint32_t load, lie;
     if (!word(in, "tenant") || !number32(in, 0, w->ncards - 1, &a->card) ||
         !number32(in, 1, 2, &a->job_class) || !number32(in, 1, 100, &a->share) ||
-        !number32(in, 1, 4096, &a->procs) || !number(in, 0, LONG, &a->start_ns) ||
-        !number(in, 0, LONG, &a->stop_ns) || !number32(in, 0, 2, &load) ||
-        !number(in, load ? 1 : 0, LONG, &a->period_ns) ||
+        !number(in, 0, LONG, &a->start_ns) || !number(in, 0, LONG, &a->stop_ns) ||
+        !number32(in, 0, 2, &load) || !number(in, load ? 1 : 0, LONG, &a->period_ns) ||
         !number32(in, 1, 100000000, &a->per_request) || !number(in, 0, HOUR, &a->gap_ns) ||
         !number32(in, 0, 1, &a->ungoverned) || !number32(in, 0, 2, &lie) || !read_kernels(w, in, a))
         return false;

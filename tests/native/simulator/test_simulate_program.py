@@ -34,7 +34,7 @@ def random_tenant(rng: random.Random) -> str:
         rng.choice([1 * US, 100 * US, MS, 10 * MS, 500 * MS]) for _ in range(rng.randint(1, 3))
     ]
     stops = [300 * MS, 700 * MS, 900 * MS, 1400 * MS] if rng.random() < 0.3 else []
-    numbers = [0, rng.randint(1, 2), rng.randint(1, 100), rng.randint(1, 4)]
+    numbers = [0, rng.randint(1, 2), rng.randint(1, 100)]
     numbers += [rng.choice([0, 200 * MS]), rng.choice([10**15, 900 * MS])]
     numbers += [load, rng.choice([MS, 50 * MS, 400 * MS]) if load else 0, rng.randint(1, 300)]
     numbers += [
@@ -61,7 +61,8 @@ def test_any_trace_ends_and_adds_up(seed: int) -> None:
     result = json.loads(done.stdout)
     (one,) = result["cards"]
     assert sum(t["busy_ns"] for t in result["tenants"]) == one["busy_ns"] <= 1200 * MS
-    assert one["events"] < 400_000, "it turned on the spot"
+    # the shortest kernel lasts 1 us, so there are no more than 1.2 million
+    assert one["events"] < 1_300_000, "it turned on the spot"
     for t in result["tenants"]:
         waited = t["waited_share_ns"] + t["waited_preempted_ns"] + t["idle_ns"]
         assert t["busy_ns"] + waited <= t["present_ns"] + 1
@@ -69,7 +70,7 @@ def test_any_trace_ends_and_adds_up(seed: int) -> None:
 
 GOOD = (
     "world 1 1000000 60 1 1 1\ncard 3 3 0 2000000 500000 0 1000000 0 0 1024\n"
-    "program 1 3 1000 0 500\ntenant 0 2 50 1 0 9 0 0 1 0 0 0 1 1000 0"
+    "program 1 3 1000 0 500\ntenant 0 2 50 0 9 0 0 1 0 0 0 1 1000 0"
 )
 
 

@@ -27,6 +27,7 @@ def ran(*tenants: dict[str, Any], programs: Any = (), **card: Any) -> dict[str, 
     return run_program(parse_trace(json.dumps(text)))
 
 
+FREE = {"isolation": "none"}  # the card alone divides its time between these
 SLICES = {"context_switch": "100us", "timeslice": "1ms"}
 STOPPED = {"halted": [["1s", "9s"]]}  # what it has in flight then is still executed
 ONLINE = {"class": "online", "load": {"every": "9s", "kernels": 1}}  # one kernel, and then idle
@@ -60,8 +61,8 @@ def test_onlines_second_launch_waits_until_offline_has_left() -> None:
 
 
 def test_contexts_take_turns_of_a_time_slice() -> None:
-    """Kernels longer than a slice, all gates open: each change costs the card 0.1 ms."""
-    found = ran({"kernel": "9ms"}, {"kernel": "7ms"}, policy={"offline": "best-effort"}, **SLICES)
+    """Kernels longer than a slice, no gates: each change costs the card 0.1 ms."""
+    found = ran(FREE | {"kernel": "9ms"}, FREE | {"kernel": "7ms"}, **SLICES)
     assert found["cards"][0]["switches"] == pytest.approx(2 / 1.1e-3, rel=0.02)
     for tenant in found["tenants"]:
         assert tenant["busy_ns"] / 10**9 == pytest.approx(1 / 1.1, rel=0.02)
@@ -71,9 +72,9 @@ def test_a_pause_shorter_than_the_change_of_context_costs_a_slice() -> None:
     """The card has begun to change when the pause ends. The other one has its slice all the same:
     1 ms and 2 ms of each 3.2 ms.
     """
-    pauses, goes_on = {"kernel": "1ms", "pause": "20us"}, {"kernel": "100us"}
+    pauses, goes_on = FREE | {"kernel": "1ms", "pause": "20us"}, FREE | {"kernel": "100us"}
     costs = {"context_switch": "100us", "timeslice": "2ms"}
-    found = ran(pauses, goes_on, policy={"offline": "best-effort"}, **costs)
+    found = ran(pauses, goes_on, **costs)
     parts = [tenant["busy_ns"] / (2 * 10**9) for tenant in found["tenants"]]
     assert parts == pytest.approx([1 / 3.2, 2 / 3.2], rel=0.02)
 
@@ -92,6 +93,6 @@ def test_a_program_runs_ahead_while_its_kernels_wait(copy: str, least: float, mo
     for a copy after each kernel.
     """
     programs = [{"name": "p", "stretches": [[1, "100us", "100us", copy]]}]
-    beside = {"kernel": None, "program": "p"}, {"kernel": "10ms"}
-    found = ran(*beside, policy={"offline": "best-effort"}, programs=programs)
+    beside = FREE | {"kernel": None, "program": "p"}, FREE | {"kernel": "10ms"}
+    found = ran(*beside, programs=programs)
     assert least < found["tenants"][0]["busy_ns"] / (2 * 10**9) < most

@@ -182,8 +182,7 @@ struct tenant_sample {
     /* The gate was open and a thread still waited there: the sum of such time, and since when (0 =
      * not now). */
     uint64_t unused_ns, unused_from_ns;
-    uint32_t working;   /* processes with work now, which divide the window */
-    bool more_contexts; /* a process of it works in more than one context */
+    uint32_t working; /* processes with work now, which divide the window */
 };
 
 /* What is accounted to a tenant (observe/accounts.c), with card->lock: by the card's thread, and by

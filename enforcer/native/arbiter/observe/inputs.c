@@ -43,7 +43,6 @@ void sample_classify(struct tenant *t, uint64_t now)
     q->live = t->nprocs > 0 && !t->id.revoked;
     q->job_class = t->id.job_class;
     q->share = t->id.share;
-    q->contexts = t->nprocs + t->sample.more_contexts;
     bool works = (fenced && !t->sample.stuck) || unfenced || t->sample.launched || t->sample.frozen;
     q->runnable = t->nprocs && (works || t->sample.at_gate);
     bool doubted = !works && t->sample.discredit_ns, hung = fenced && t->sample.stuck;

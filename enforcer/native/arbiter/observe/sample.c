@@ -75,7 +75,6 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
 
 struct view {
     bool launched, pending, unfenced, frozen, waiting, queued, unreported;
-    bool more_contexts;
     uint32_t working;
     uint64_t signature, inflight_us, ended_ns, resumed_ns;
 };
@@ -153,7 +152,6 @@ static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fence
             reached = reached * 31 + done;
         }
         check_held(t, s, held, reached, now);
-        v->more_contexts |= READ_ONCE(page->contexts) > 1;
         if (unfenced || pending) /* else the word is of work that has ended */
             v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_LONE_WINDOW_US);
         v->frozen |= held && (unfenced || pending);
@@ -351,7 +349,6 @@ void sample_full(struct tenant *t, uint64_t now)
     t->sample.expected_ns = v.inflight_us * 1000;
     t->sample.unfenced = v.unfenced;
     t->sample.working = v.working;
-    t->sample.more_contexts = v.more_contexts;
     note_end(t, &v, now);
     sample_set_window(t);
     if (t->bell.rung)

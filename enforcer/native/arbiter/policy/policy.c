@@ -135,7 +135,7 @@ static bool just_became_idle(const struct qp_tenant *t, uint64_t now)
 static bool contended(const struct qp_card *c, int k, const struct members m[2], uint64_t now)
 {
     const struct qp_class *s = &c->cls[k];
-    uint32_t competing = 0, contexts = 0;
+    uint32_t competing = 0;
     if (is_fixed_share(s))
         return m[k].n > 0; /* it limits a tenant that is alone, too */
     if (s->sliced || m[k].may_run < 2)
@@ -145,10 +145,8 @@ static bool contended(const struct qp_card *c, int k, const struct members m[2],
     for (uint32_t j = 0; j < m[k].n; j++) {
         const struct qp_tenant *t = &c->tenant[m[k].at[j]];
         competing += t->undrained || (!is_barred(t) && (t->runnable || just_became_idle(t, now)));
-        contexts = t->contexts > contexts ? t->contexts : contexts;
     }
-    /* under best-effort the card itself divides its time between tenants of one context each */
-    return competing >= 2 && (s->policy != QG_POLICY_BEST_EFFORT || contexts > 1);
+    return competing >= 2;
 }
 
 /* Does online's second launch wait? The card divides its time between contexts. Without this wait

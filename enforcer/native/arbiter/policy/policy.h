@@ -71,7 +71,6 @@ struct qp_tenant {
     uint32_t live;       /* 1: has a registered process; the decision ignores other entries */
     uint32_t job_class;  /* enum qg_class */
     uint32_t share;      /* 1..100 */
-    uint32_t contexts;   /* on the card: at least one for each registered process */
     uint32_t ungoverned; /* 1: isolation none: its gate stays open; as online it still preempts */
     uint32_t suspended;  /* 1: its job is preempted on another card, so it must not run here */
     uint32_t held;       /* 1: its memory leaves the card: as if it were not there, gate closed */
