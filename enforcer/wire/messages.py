@@ -63,7 +63,6 @@ class TenantStats(NamedTuple):
     policy: str = ""
     deficit_ns: int = 0
     mem_extra: int = 0
-    estimated: bool = False
     passed_over: bool = False
     ungoverned: bool = False
     suspended: bool = False
@@ -161,9 +160,8 @@ _ACTORS = ("auto", "arbiter", "shim")
 _STATES = ("none", "ready", "stopped", "failed")
 _CLASS_NAMES = {code: name for name, code in abi.CLASS_CODES.items()}
 _POLICY_NAMES = {code: name for name, code in abi.POLICY_CODES.items()}
-# bits of the fields estimated, passed_over, ungoverned and suspended of TenantStats, in order
+# bits of the fields passed_over, ungoverned and suspended of TenantStats, in order
 _FLAG_BITS = (
-    abi.TENANT_ESTIMATED,
     abi.TENANT_PASSED_OVER,
     abi.TENANT_UNGOVERNED,
     abi.TENANT_SUSPENDED,

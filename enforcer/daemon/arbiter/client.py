@@ -121,17 +121,8 @@ def tenant_of(stats: link.TenantStats, boot_id: int) -> Tenant:
         stats.gate,
         stats.busy,
         stats.suspended,
-        measured=_measured(stats),
+        measured=not stats.ungoverned,
     )
-
-
-def _measured(stats: link.TenantStats) -> bool:
-    """Whether its busy time is measured for it alone.
-
-    Without isolation, or under best-effort with several runnable tenants, the card itself divides
-    its time. The arbiter can then only split it evenly.
-    """
-    return not stats.ungoverned and not (stats.policy == "best-effort" and stats.estimated)
 
 
 class SocketArbiter:

@@ -54,7 +54,8 @@ class Tenant(NamedTuple):
     busy: bool = False
     suspended: bool = False
     hardware: HardwareUse | None = None
-    # busy_ns is measured for it alone; False: an even split between tenants that run side by side
+    # busy_ns is measured for it alone; False: without isolation the card divides its time itself,
+    # and the arbiter splits it evenly
     measured: bool = True
 
 

@@ -162,7 +162,6 @@ struct qg_ctl_tenant { /* the measured state of one tenant */
     /* closings for online: bucket k counts those below 2^k us, the last one all others */
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
-#define QG_TENANT_ESTIMATED   0x1u /* busy_ns was sampled, not clocked, since the last answer */
 #define QG_TENANT_PASSED_OVER 0x2u /* shows no progress (stopped, hung, lying) */
 #define QG_TENANT_UNGOVERNED  0x4u
 #define QG_TENANT_SUSPENDED   0x8u /* for the sake of another card of its job */

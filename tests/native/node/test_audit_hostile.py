@@ -63,18 +63,20 @@ def end_all(*jobs: subprocess.Popen[str]) -> None:
 # ---- work that is not booked ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", ["log", "kill"])
-def test_job_whose_shim_lies_about_its_work_is_found(start, action):
+@pytest.mark.parametrize(("action", "policy"), [("log", "best-effort"), ("kill", "burst-share")])
+def test_job_whose_shim_lies_about_its_work_is_found(start, action, policy):
     """It claims that all it launched is finished already, and so takes twice its share; its
     neighbour is honest.
     """
     chain = start()
+    chain.config.write_text(f"{chain.config.read_text()}cards: [{{nodes: n1, policy: {policy}}}]\n")
     audited(chain, f"action: {action}, busy_window: 4s")
     lie = " ".join(work(chain, *ENDLESS, "--iters", "2000000", "--length", "600"))
     liar = run(chain, 10, "sh", "-c", f'LD_PRELOAD="$LD_PRELOAD {BUILD}/test/liar.so" exec {lie}')
     honest = run(chain, 90, *work(chain, *ENDLESS, "--iters", "2000000", "--length", "600"))
     try:
         until(lambda: len(chain.tenants()) == 2)
+        assert {tenant.policy for tenant in chain.tenants()} == {policy}
         (job,) = [tenant.job_id for tenant in chain.tenants() if tenant.share == 10]
         until(lambda: said(chain, "audit-busy"), 40)
         (line,) = said(chain, "audit-busy")

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enforcer.daemon.arbiter.client import tenant_of
 from enforcer.daemon.arbiter.port import Tenant
 from enforcer.daemon.audit.busy import SPAN_NS, BusyWatch, Excess, _Point
 from enforcer.ledger.store import Sample
+from enforcer.wire import abi
+from enforcer.wire.messages import stats
 
 SECOND = 10**9
 KEY = (9, "GPU-1")
@@ -85,6 +88,16 @@ def test_unmeasured_time_is_not_compared():
     assert not Told().go(60, 90, 10, measured=False).found, (
         "without isolation the card divides its time itself"
     )
+
+
+@pytest.mark.parametrize("policy", abi.POLICY_CODES)
+def test_time_of_each_policy_is_compared_but_not_without_isolation(policy: str) -> None:
+    message = abi.CtlTenant(head=abi.head(abi.CTL_TENANT, abi.CtlTenant))
+    message.policy = abi.POLICY_CODES[policy]
+    for flags in range(16):
+        message.flags = flags
+        isolated = not flags & abi.TENANT_UNGOVERNED
+        assert tenant_of(stats(bytes(message)), boot_id=1).measured == isolated
 
 
 def test_a_tenant_that_counts_from_zero_again_begins_a_new_window():

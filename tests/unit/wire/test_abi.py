@@ -120,7 +120,6 @@ def test_a_tenant_is_read_as_the_structure_says() -> None:
         found = stats(bytes(message))
         told = {name: getattr(message, name) for name in found._fields if hasattr(message, name)}
         flags = {
-            "estimated": abi.TENANT_ESTIMATED,
             "passed_over": abi.TENANT_PASSED_OVER,
             "ungoverned": abi.TENANT_UNGOVERNED,
             "suspended": abi.TENANT_SUSPENDED,

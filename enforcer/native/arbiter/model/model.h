@@ -191,7 +191,7 @@ struct tenant_usage {
     double load; /* 0..1: how much of the card it used at the last sample */
     uint64_t service_seen;
     uint32_t gate; /* gate word since the last accounting; the next three are of then as well */
-    bool wanted, took_quanta, estimated, suspended;
+    bool wanted, took_quanta, suspended;
 
     /* totals since the grant; they never fall */
     uint64_t launches, mem_denied, mem_used, mem_peak;

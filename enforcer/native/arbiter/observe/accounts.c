@@ -66,7 +66,6 @@ void account(struct card *card, uint64_t now)
         if (!t || !t->nprocs)
             continue;
         t->usage.busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
-        t->usage.estimated |= part[i] > 0 && !t->usage.took_quanta;
         account_waiting(t, dt);
         account_locked_out(t, dt, now);
         t->usage.gate = t->gate->flags;

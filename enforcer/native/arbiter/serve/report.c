@@ -36,19 +36,16 @@ bool report_put(struct conn *c, void *message, uint32_t type, size_t size)
     return true;
 }
 
-static uint32_t flags_of(struct tenant *t)
+static uint32_t flags_of(const struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
     uint32_t flags = 0;
-    if (t->usage.estimated)
-        flags |= QG_TENANT_ESTIMATED;
     if (t->sample.doubted || t->sample.stuck)
         flags |= QG_TENANT_PASSED_OVER;
     if (q->ungoverned || t->card->policy.ungoverned)
         flags |= QG_TENANT_UNGOVERNED;
     if (t->usage.suspended)
         flags |= QG_TENANT_SUSPENDED;
-    t->usage.estimated = false;
     return flags;
 }
 
