@@ -170,7 +170,7 @@ class ProcSlot(ctypes.Structure):
         ("window_bypass", c_uint64),
         ("copy_bytes", c_uint64),
         ("unfenced", c_uint32),
-        ("contexts", c_uint32),
+        ("reserved", c_uint32),
         ("quantum_start_ns", c_uint64),
         ("queued", c_uint32),
         ("made", c_uint32),

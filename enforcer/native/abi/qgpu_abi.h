@@ -166,8 +166,7 @@ struct qg_proc {            /* one process of the job; only the pid is the arbit
     uint64_t window_bypass; /* launches let through a full window after 2 ms without progress */
     uint64_t copy_bytes;    /* bytes of gated copies */
     uint32_t unfenced;      /* 1: some stream has work after its last fence */
-    /* contexts in which the process submitted work on this card, and which still exist */
-    uint32_t contexts;
+    uint32_t reserved;
     /* CLOCK_MONOTONIC: when the first thread that waited at the closed gate went on */
     uint64_t quantum_start_ns;
     /* threads that wait for room in the window; after the gate has closed they wait at it */

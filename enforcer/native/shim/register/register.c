@@ -69,7 +69,6 @@ static void begin_slot(struct qg_proc *proc)
     __atomic_store_n(&proc->quantum_start_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->idle_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->idle_launches, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&proc->contexts, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->mem_wanted, 0, __ATOMIC_RELAXED);
 }
 

@@ -173,13 +173,6 @@ void qg_streams_context_stays(CUcontext handle)
     pthread_mutex_unlock(&qg_table_lock);
 }
 
-/* Under qg_table_lock. The record of a context that is gone. */
-static void free_record(struct qg_context *record)
-{
-    record->handle = NULL;
-    qg_publish_contexts(record->card);
-}
-
 void qg_streams_context_gone(CUcontext handle)
 {
     pthread_mutex_lock(&qg_table_lock);
@@ -207,7 +200,7 @@ void qg_streams_context_gone(CUcontext handle)
         record->ends++;
         pthread_mutex_unlock(&record->lock);
         if (record->handle == handle)
-            free_record(record);
+            record->handle = NULL;
     }
     pthread_mutex_unlock(&qg_table_lock);
 }
@@ -234,7 +227,7 @@ void qg_streams_green_gone(CUcontext handle)
     }
     for (struct qg_context *record = qg_contexts; record; record = record->next)
         if (record->handle == handle)
-            free_record(record);
+            record->handle = NULL;
     pthread_mutex_unlock(&qg_table_lock);
 }
 
@@ -253,7 +246,6 @@ void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
         if (behind)
             qg_set_unfenced(stream);
     }
-    qg_publish_contexts(card);
     pthread_mutex_unlock(&qg_table_lock);
     if (from)
         qg_slot_mappings_retire(from);

@@ -54,20 +54,6 @@ size_t qg_bucket(uint64_t key, CUcontext context, uint64_t thread)
     return (size_t)(hash >> 40) % QG_BUCKETS;
 }
 
-/* Under qg_table_lock: publishes the number of contexts in which this process works on the card.
- * Each context gets time slices of its own from the card. So the card does not divide its time
- * equally between processes. */
-void qg_publish_contexts(struct qg_card *card)
-{
-    struct qg_pages *pages = qg_pages_of(card);
-    uint32_t count = 0;
-    if (!pages)
-        return;
-    for (const struct qg_context *record = qg_contexts; record; record = record->next)
-        count += record->handle && record->card == card;
-    __atomic_store_n(&pages->proc->contexts, count, __ATOMIC_RELAXED);
-}
-
 /* Under qg_table_lock. Never freed, because stream records point to them, but used again. */
 static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
 {
@@ -96,7 +82,6 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     __atomic_store_n(&record->ending, false, __ATOMIC_RELAXED);
     __atomic_store_n(&record->broken, false, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&record->lock);
-    qg_publish_contexts(card);
     return record;
 }
 

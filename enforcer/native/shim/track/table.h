@@ -26,7 +26,6 @@ extern unsigned qg_slotless_count; /* atomic: on all lists */
 /* a living one */
 struct qg_stream *qg_find_stream(uint64_t key, CUcontext context, uint64_t thread);
 size_t qg_bucket(uint64_t key, CUcontext context, uint64_t thread);
-void qg_publish_contexts(struct qg_card *card);
 void qg_retire_record(struct qg_stream *stream); /* a dead record, to be used again later */
 void qg_streams_thread_gone(uint64_t thread);    /* without the lock, unlike those above */
 
