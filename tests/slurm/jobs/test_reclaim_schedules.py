@@ -1,0 +1,192 @@
+"""Random schedules of jobs whose memory may be taken back, beside jobs that reserve, on live Slurm.
+
+Whatever comes and ends when, and whatever is killed: no online job is refused memory or fails, and
+no offline job is lost or finds its memory changed. QGPU_SCHEDULES=200 plays more of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import pytest
+from jobs_support import Live, alone, together, work
+
+from cli.sandbox.cluster import Sandbox
+from cli.sandbox.options import SandboxOptions
+from enforcer.nvml.driver import PynvmlNvml
+
+SCHEDULES, FIRST = int(os.environ.get("QGPU_SCHEDULES", "4")), int(os.environ.get("QGPU_SEED", "1"))
+NODES = 2  # with one card each; each plays one schedule at a time
+USABLE_GIB, MOST_OFFLINE_GIB = 78, 150  # of a card; below max_reclaimable
+BEGINS_S, KILLED_S = 4.0, 6.0  # jobs come, and something is killed, within this time
+Victim = Literal["", "qgpud", "arbiter", "job"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job: GiB of its cap and of what it holds, when it is submitted, how much it does."""
+
+    online: bool
+    cap: int
+    use: int
+    at: float
+    requests: int
+
+    def options(self, node: str) -> tuple[str, ...]:
+        """Of sbatch."""
+        qos = "online" if self.online else "offline"
+        return (f"--qos={qos}", f"--gres=qgpu:10,qgpu_mem:{self.cap}G", "-w", node, "--mem=500M")
+
+    def script(self) -> str:
+        """Its memory has known contents, which it compares at the end."""
+        words = ("--requests", str(self.requests), "--gap", "0.05", "--pattern", f"{self.use}G")
+        return f"exec {work(*words, '--json')}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What comes on a node's one card, and what is killed when."""
+
+    seed: int
+    jobs: tuple[Planned, ...]
+    victim: Victim
+    at: float
+
+
+def drawn(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    draw = random.Random(seed)
+    jobs, offline = list[Planned](), 0
+    for _ in range(draw.randint(3, 6)):
+        online, cap = draw.random() < 0.5, draw.choice((10, 20, 30, 50, 70))
+        if not online and offline + cap > MOST_OFFLINE_GIB:
+            continue
+        offline += 0 if online else cap
+        use = max(1, int((cap - 1) * draw.uniform(0.3, 1)))
+        at, requests = draw.uniform(0, BEGINS_S), draw.randint(10, 60)
+        jobs.append(Planned(online, cap, use, at, requests))
+    victims: tuple[Victim, ...] = ("", "", "qgpud", "arbiter", "job")
+    return Schedule(seed, tuple(jobs), draw.choice(victims), draw.uniform(0.5, KILLED_S))
+
+
+@pytest.fixture(scope="module")
+def reclaiming() -> Iterator[Sandbox]:
+    """A sandbox whose offline memory is reclaimable."""
+    options = SandboxOptions(f"r{os.getpid()}", nodes=NODES, cards=1, reclaimable=True)
+    cluster = Sandbox(options, progress=print)
+    cluster.up()
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def live(reclaiming: Sandbox) -> Iterator[Live]:
+    yield from alone(Live(reclaiming))
+
+
+def sleep_until(moment: float) -> None:
+    """Of time.monotonic()."""
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def submitted(live: Live, node: str, schedule: Schedule, begin: float) -> dict[int, Planned]:
+    """The jobs by number, each submitted at its time."""
+    found = {}
+    for plan in sorted(schedule.jobs, key=lambda plan: plan.at):
+        sleep_until(begin + plan.at)
+        found[live.submit(plan.script(), *plan.options(node))] = plan
+    return found
+
+
+def kill(live: Live, node: str, schedule: Schedule, begin: float) -> int | None:
+    """Kill what the schedule says, at its time; the job if it is one."""
+    sleep_until(begin + schedule.at)
+    if schedule.victim in ("qgpud", "arbiter"):
+        live.sandbox.kill(node, schedule.victim, signal.SIGKILL)
+        live.sandbox.start(node, schedule.victim)
+    if schedule.victim != "job":
+        return None
+    here = live.ask("squeue", "-h", "-t", "R", "-w", node, "-o", "%A").split()
+    if not here:
+        return None
+    number = random.Random(schedule.seed).choice(here)
+    live.run("scancel", "--signal=KILL", "--full", number)
+    return int(number)
+
+
+def check(live: Live, number: int, plan: Planned) -> None:
+    """The job did all of its work, and found its memory as it was."""
+    said = live.output(number)
+    fields = live.job(number)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == (
+        "COMPLETED",
+        "0:0",
+        "0",
+    ), f"{plan}: {fields}\n{said}"
+    told = json.loads(said.splitlines()[-1])
+    assert (told["requests"], told["errors"]) == (plan.requests, 0), f"{plan}: {said}"
+    assert told["pattern"]["wrong"] == 0 and told["pattern"]["pages"] >= 8, f"{plan}: {said}"
+    assert "refused" not in said, f"{plan}: {said}"
+
+
+def in_use(live: Live, node: str) -> int:
+    """Bytes on the node's card."""
+    os.environ["QGPU_SIM_DIR"] = str(live.paths(node).sim_dir)
+    nvml = PynvmlNvml(str(live.sandbox.layout.opt / "sim/libnvidia-ml.so.1"))
+    try:
+        return nvml.load(nvml.cards()[0].uuid).mem_used or 0
+    finally:
+        nvml.close()
+
+
+def played(live: Live, node: str, schedule: Schedule) -> None:
+    """One schedule, to the end of its jobs. Raises AssertionError with its seed."""
+    begin = time.monotonic() + 0.2
+    calls = [partial(call, live, node, schedule, begin) for call in (submitted, kill)]
+    jobs, killed = together(calls, 2)
+    try:
+        for number, plan in jobs.items():
+            live.wait_gone(number, 60)
+            if number != killed:
+                check(live, number, plan)
+    except AssertionError as error:
+        raise AssertionError(f"{schedule} on {node}: {error}") from None
+
+
+def several(live: Live, node: str, seeds: Iterator[int]) -> int:
+    """Play schedules until the seeds are used up; how many."""
+    done = 0
+    for seed in seeds:
+        played(live, node, drawn(seed))
+        done += 1
+    return done
+
+
+def test_random_schedules_harm_no_job(live: Live) -> None:
+    seeds = iter(range(FIRST, FIRST + SCHEDULES))
+    done = together([partial(several, live, node, seeds) for node in live.nodes], len(live.nodes))
+    assert sum(done) == SCHEDULES
+    for node in live.nodes:
+        live.until(partial(lambda where: in_use(live, where) == 0, node), 10, "an empty card")
+    live.until(lambda: not live.grants(), 10, "the end of all grants")
+
+
+def test_schedules_are_of_all_kinds() -> None:
+    """Else the test above could promise too little."""
+    found = [drawn(seed) for seed in range(1, 201)]
+    assert {schedule.victim for schedule in found} == {"", "qgpud", "arbiter", "job"}
+    crowded = [
+        schedule
+        for schedule in found
+        if sum(plan.use for plan in schedule.jobs) > USABLE_GIB
+        and len({plan.online for plan in schedule.jobs}) == 2
+    ]
+    assert len(crowded) > 100, "the jobs of most schedules do not fit on the card together"
