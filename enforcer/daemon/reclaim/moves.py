@@ -200,8 +200,7 @@ class Moves:
         why = outcome.why or "the driver says that a process failed"
         emit(logging.ERROR, "reclaim", step="unable", job=away.grant.job_id, why=why)
         self._note_back(away, f"unable: {why}")
-        self._tell_owner(away, notes.unable(away, why, self.unable.policy))
-        self.unable.begin(away)
+        self.unable.begin(away, notes.unable(away, why, self.unable.policy))
 
     # ---- after a restart of qgpud ---------------------------------------------------------------
 

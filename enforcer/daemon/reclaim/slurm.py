@@ -17,6 +17,9 @@ LIMIT_NS = 5 * 10**9  # for one command: a Prolog waits for it, and a process th
 class Queue(Protocol):
     """Slurm's queue."""
 
+    def tell(self, job_id: int, text: str) -> Child:
+        """Write a sentence to the job."""
+
     def requeue(self, job_id: int) -> Child:
         """Put the job back; status 0 if Slurm does so."""
 
@@ -30,6 +33,10 @@ class SlurmQueue:
 
     scontrol: str
     clock: Clock
+
+    def tell(self, job_id: int, text: str) -> Child:
+        """As Queue has it."""
+        return self._start(self.scontrol, "notify", str(job_id), text)
 
     def requeue(self, job_id: int) -> Child:
         """As Queue has it."""

@@ -20,7 +20,7 @@ KILL_NS = 10**9  # period of the signals: new processes may have begun
 
 @dataclass
 class _Ending:
-    step: Literal["requeue", "cancel", "kill"]
+    step: Literal["tell", "requeue", "cancel", "kill"]
     child: Child | None = None
     due_ns: int = 0
 
@@ -37,15 +37,12 @@ class Unable:
     job_of: Callable[[int], int | None]
     _endings: dict[int, _Ending] = field(default_factory=dict)
 
-    def begin(self, away: Away) -> None:
-        """Ask Slurm, which knows no `qgpu run`."""
+    def begin(self, away: Away, text: str) -> None:
+        """Tell the job, while it still runs, then ask Slurm, which knows no `qgpu run`."""
         job_id = away.grant.job_id
         ending = self._endings[job_id] = _Ending("kill")
         if self.queue is not None and not is_run(job_id):
-            if self.policy == "requeue":
-                ending.step, ending.child = "requeue", self.queue.requeue(job_id)
-            else:
-                ending.step, ending.child = "cancel", self.queue.cancel(job_id)
+            ending.step, ending.child = "tell", self.queue.tell(job_id, text)
         self.advance(away, ())
 
     def advance(self, away: Away, listed: Iterable[int]) -> None:
@@ -64,10 +61,14 @@ class Unable:
         done = None if ending.child is None else ending.child.poll()
         if done is None:
             return
-        ending.child = None
-        if done.status != 0:
+        ending.child, failed = None, done.status != 0
+        if failed:
             emit(logging.WARNING, "reclaim", step=ending.step, job=job_id, why=done.why)
-        if done.status != 0 and ending.step == "requeue" and self.queue is not None:
+        if self.queue is None or ending.step in ("cancel", "kill"):
+            return
+        if ending.step == "tell" and self.policy == "requeue":
+            ending.step, ending.child = "requeue", self.queue.requeue(job_id)
+        elif ending.step == "tell" or failed:
             ending.step, ending.child = "cancel", self.queue.cancel(job_id)
 
     def ended(self, job_id: int) -> None:

@@ -80,6 +80,13 @@ class FakeQueue:
 
     def __init__(self) -> None:
         self.asked: list[FakeChild] = []
+        self.said: list[tuple[int, str]] = []
+
+    def tell(self, job_id: int, text: str) -> FakeChild:
+        self.said.append((job_id, text))
+        child = FakeChild("tell")
+        child.done = Done(0)
+        return child
 
     def requeue(self, job_id: int) -> FakeChild:
         return self._ask(f"requeue {job_id}")

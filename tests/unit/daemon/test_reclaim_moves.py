@@ -138,7 +138,8 @@ def test_a_process_that_cannot_move_is_requeued_and_killed(made: Lab, service: N
     made.settle(service)
     (asked,) = made.queue.asked
     assert asked.words == "requeue 1" and made.programs[0].poll() is None
-    assert "cannot be moved" in made.told[0][1] and "leave failed with" in made.told[0][1]
+    ((job, text),) = made.queue.said
+    assert job == 1 and "cannot be moved" in text and "leave failed with" in text
     asked.done = Done(0)
     service.reclaimer.tick()
     assert made.programs[0].wait(30) == -signal.SIGKILL
@@ -171,7 +172,7 @@ def test_unable_stop_cancels(node: FakeNode) -> None:
         assert isinstance(made.prolog(service, 9, 50, "online"), Later)
         made.settle(service)
         assert [asked.words for asked in made.queue.asked] == ["cancel 1"]
-        assert "It is stopped." in made.told[0][1]
+        assert "It is stopped." in made.queue.said[0][1]
 
 
 def test_a_helper_that_hangs_is_killed_and_its_job_given_up(
@@ -183,7 +184,7 @@ def test_a_helper_that_hangs_is_killed_and_its_job_given_up(
     made.node.clock.advance(60)
     service.reclaimer.tick()
     assert [asked.words for asked in made.queue.asked] == ["requeue 1"]
-    assert "did not end within 60 s" in made.told[0][1]
+    assert "did not end within 60 s" in made.queue.said[0][1]
 
 
 def test_a_process_that_ends_in_the_midst_does_not_fail_its_job(
