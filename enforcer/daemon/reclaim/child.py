@@ -33,6 +33,10 @@ class Done:
 class Child(Protocol):
     """A command that runs."""
 
+    @property
+    def pid(self) -> int:
+        """Its number; 0 where it did not start."""
+
     def fileno(self) -> int | None:
         """Readable once it ended; None where it did not start."""
 
@@ -48,6 +52,11 @@ class NoChild:
 
     def __init__(self, why: str) -> None:
         self._why = why
+
+    @property
+    def pid(self) -> int:
+        """Nothing runs."""
+        return 0
 
     def fileno(self) -> None:
         """Nothing runs."""
@@ -88,6 +97,11 @@ class Process:
         except OSError:
             self.drop()
             raise
+
+    @property
+    def pid(self) -> int:
+        """As Child has it."""
+        return self._process.pid
 
     def fileno(self) -> int | None:
         """As Child has it."""

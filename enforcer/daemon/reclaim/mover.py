@@ -1,7 +1,7 @@
 """Moves the memory of processes by the helper program (docs/specs/reclaim.md), one per operation.
 
-The helper holds a lock on a file of the job while it runs. So a qgpud that was killed in the midst
-finds out at its next start when the operation that it began is over.
+The helper holds a lock on a file of the job, with its pid, while it runs. So a qgpud that was
+killed in the midst finds out at its next start when the operation that it began is over.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import os
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from enforcer.clock import Clock
+from enforcer.daemon.audit.procs import PROC
 from enforcer.daemon.reclaim.child import Child, Done, NoChild, start
 from gres.grant.store import Grant
 from gres.printable import printable
@@ -132,6 +134,23 @@ class Mover:
             os.close(fd)
         return False
 
+    def end(self, job_id: int) -> None:
+        """Kill the helper of an earlier qgpud that still works on the job: it hangs."""
+        fd = self._open(job_id)
+        if fd is None or not self.busy(job_id):
+            return
+        text = os.pread(fd, 20, 0).strip()
+        os.close(fd)
+        with contextlib.suppress(OSError, ValueError):
+            handle = os.pidfd_open(int(text))
+            try:
+                lock = self.run_dir / LOCKS / str(job_id)
+                held = (PROC / text.decode() / "fd").iterdir()
+                if any(lock.samefile(one) for one in held if one.exists()):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
     def start(self, action: Action, grant: Grant, pids: Iterable[int]) -> Operation:
         """Start an operation on these processes."""
         self._count += 1
@@ -146,7 +165,10 @@ class Mover:
             return NoChild(f"{self.run_dir / LOCKS} cannot be written")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return start(self.helper, words, self.environ, self.clock, self.limit_ns, fd)
+            child = start(self.helper, words, self.environ, self.clock, self.limit_ns, fd)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{child.pid}\n".encode(), 0)
+            return child
         except OSError:
             return NoChild("another helper works on the job")
         finally:

@@ -234,6 +234,7 @@ class Moves:
         """Ask where the job's processes are, once no helper of the earlier qgpud works on it."""
         if self.mover.busy(away.grant.job_id):
             if self.service.ports.clock.monotonic_ns() >= away.until_ns:
+                self.mover.end(away.grant.job_id)
                 self._give_up(away, Outcome("state", done=False, why="another helper hangs"))
         elif self.service.connected:
             try:

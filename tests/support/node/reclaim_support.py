@@ -65,6 +65,8 @@ class FakeChild:
         self.words = words
         self.done: Done | None = None
 
+    pid = 0
+
     def fileno(self) -> None:
         return None
 

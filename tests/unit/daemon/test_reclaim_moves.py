@@ -365,6 +365,20 @@ def test_a_helper_of_the_killed_daemon_is_waited_for(made: Lab, service: NodeSer
     assert made.calls()[-1:] == ["state"]
 
 
+def test_a_helper_of_the_killed_daemon_that_hangs_is_killed(
+    made: Lab, service: NodeService
+) -> None:
+    made.offline(service, 1, 60)
+    (made.directory / "hang").touch()
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    helper = made.helper_process(service)
+    again = made.crash(service)
+    made.node.clock.advance(121)
+    again.reclaimer.tick()
+    assert helper.wait(30) == -signal.SIGKILL
+    assert [asked.words for asked in made.queue.asked] == ["requeue 1"]
+
+
 def test_jobs_that_were_never_moved_are_left_alone(made: Lab, service: NodeService) -> None:
     made.offline(service, 1, 60)
     again = made.crash(service)
