@@ -43,6 +43,7 @@ NODE: tuple[Step, ...] = (
     node.arbiter,
     node.memory,
     node.hardware,
+    reclaim.checkpoints,
     node.state_dir,
     *BARE,
     daemons.slurmd,

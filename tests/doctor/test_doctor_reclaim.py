@@ -66,3 +66,38 @@ def test_tables_that_know_another_default_are_old(site: Site) -> None:
     found = {check.name: check for check in site.checks()}["tables"]
     assert found.status == "fail"
     assert "renders beside DefMemPerNode and DefMemPerCPU" in found.text
+
+
+def checkpoints(site: Site, told: dict[str, int] | None) -> tuple[str, str, str]:
+    """The check of the helper, of a node whose qgpud says that."""
+    helper = site.root / "qgpu-checkpoint"
+    yaml = f"{RECLAIMABLE}reclaim: {{helper: {helper}}}\n"
+    site.yaml.write_text(site.yaml.read_text() + yaml)
+    site.reread()
+    site.daemon["reclaim"] = told
+    (found,) = [check for check in site.checks() if check.name == "checkpoints"]
+    return found.status, found.text, found.todo or ""
+
+
+TOLD = {"leaves": 3, "returns": 2, "away": 1, "away_bytes": 60 << 30, "claims": 1, "unable": 0}
+
+
+def test_a_helper_that_is_missing_or_not_roots_is_told(site: Site) -> None:
+    status, text, _ = checkpoints(site, TOLD)
+    assert status == "fail" and "qgpu-checkpoint is missing" in text
+    helper = site.root / "qgpu-checkpoint"
+    helper.write_text("#!/bin/sh\n")
+    helper.chmod(0o777)
+    (found,) = [check for check in site.checks() if check.name == "checkpoints"]
+    assert found.status == "fail" and "qgpud does not run it" in found.text
+
+
+def test_what_was_moved_is_told(site: Site) -> None:
+    (site.root / "qgpu-checkpoint").write_text("#!/bin/sh\n")
+    (site.root / "qgpu-checkpoint").chmod(0o755)
+    status, text, _ = checkpoints(site, TOLD)
+    assert status == "ok"
+    assert text == "3 left, 2 returned, 1 away now with 60G in host memory; 1 wait to start"
+    site.daemon["reclaim"] = TOLD | {"unable": 2}
+    (found,) = [check for check in site.checks() if check.name == "checkpoints"]
+    assert found.status == "warn" and "2 could not be moved" in found.text

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from typing import cast
+
 from cli.doctor.checks.controller import rows
 from cli.doctor.files import setting
 from cli.doctor.known import Known, words
 from cli.doctor.result import Check
 from gres.config.hostlist import expand
 from gres.config.site import CLASSES
+from gres.units import format_mib
 from slurm_plugin.render import host_default
 
 NAME = "host memory"
@@ -27,6 +31,36 @@ def host_memory(known: Known) -> Check:
         todo = "write CR_Core_Memory there, and restart slurmctld"
         return Check(NAME, "warn", text, todo)
     return _isolated(known) or _too_large(known) or _crowded(known) or _by_default(known)
+
+
+def checkpoints(known: Known) -> Check:
+    """Whether memory of reclaimable jobs can be moved on this node, and how that went."""
+    config = known.need
+    if not config.reclaiming:
+        return Check("checkpoints", "ok", "no class is reclaimable")
+    helper = config.reclaim.helper
+    if not os.access(helper, os.X_OK):
+        text = f"{helper} is missing: nothing that is reclaimable can be taken back"
+        return Check("checkpoints", "fail", text, "install it, or name it as reclaim.helper")
+    doubt = known.host.distrust(helper)
+    if doubt:
+        return Check("checkpoints", "fail", f"{doubt}: qgpud does not run it", doubt.todo)
+    return _moved(cast("dict[str, int] | None", known.daemon.get("reclaim")))
+
+
+def _moved(told: dict[str, int] | None) -> Check:
+    """What qgpud did since it started."""
+    if told is None:
+        return Check("checkpoints", "warn", "qgpud does not tell of them", "restart qgpud")
+    text = (
+        f"{told['leaves']} left, {told['returns']} returned, {told['away']} away now with"
+        f" {format_mib(told['away_bytes'] >> 20)} in host memory; {told['claims']} wait to start"
+    )
+    if told["unable"]:
+        text += f"; {told['unable']} could not be moved and were ended"
+        todo = "qgpud's log has the reasons: event=reclaim step=unable"
+        return Check("checkpoints", "warn", text, todo)
+    return Check("checkpoints", "ok", text)
 
 
 def _isolated(known: Known) -> Check | None:

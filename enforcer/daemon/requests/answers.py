@@ -124,6 +124,7 @@ class Asks:
                 "grants": len(service.grants),
                 **service.memory.describe(service.grants.values()),
                 "hardware": self._hardware(),
+                "reclaim": service.reclaimer.figures() if service.reclaimer.enabled else None,
                 **described(service.config, service.node),
             }
         )
