@@ -27,6 +27,7 @@ enum {
     MAX_PAIRS = 16,    /* cards of a job: QG_MAX_CARDS */
     MAX_PID = 4194304, /* the largest of Linux */
     MAX_LOCK_MS = 3600000,
+    ROUNDS = 3, /* over processes whose state moves by itself; chosen, not measured */
     /* Time for calls under way to return. Chosen, not measured. */
     LOCK_MS = 10000
 };
@@ -91,17 +92,23 @@ static void look(struct process *p)
         p->step = "state";
 }
 
-/* True: it was done, or the process has ended meanwhile and needs nothing. */
+/* True: it was done, or needs nothing: the process has ended meanwhile. The same if its state moved
+ * by itself: an order of a caller that was killed may still have been under way. */
 static bool take(struct process *p, const char *step, CUresult result)
 {
+    enum state before = p->state;
+    const char *failed = p->step;
     if (result != CUDA_SUCCESS && !p->step) {
         p->step = step;
         p->result = result;
     }
     look(p);
-    if (p->state == NONE)
-        p->step = NULL;
-    return result == CUDA_SUCCESS || p->state == NONE;
+    bool moved = result == CUDA_ERROR_ILLEGAL_STATE && p->state != before && p->state != BROKEN;
+    if (p->state == NONE || moved) {
+        p->step = failed;
+        look(p);
+    }
+    return result == CUDA_SUCCESS || p->state == NONE || moved;
 }
 
 static bool lock(struct process *p)
@@ -153,27 +160,63 @@ static bool every(struct process *p, int count, bool (*step)(struct process *))
     return all;
 }
 
-static bool leave(struct process *p, int count)
+/* All are there, or have ended. What is elsewhere without an error is told. */
+static bool all_at(struct process *p, int count, enum state goal, bool last)
 {
-    if (each(p, count, is_whole) && each(p, count, lock) && each(p, count, checkpoint))
-        return true;
-    options.npairs = 0; /* back to where they were */
-    every(p, count, restore);
-    every(p, count, unlock);
+    bool all = true;
+    for (int i = 0; i < count; i++) {
+        bool there = p[i].state == goal || p[i].state == NONE;
+        all &= there;
+        if (!there && last && !p[i].step) {
+            p[i].step = "state";
+            p[i].result = CUDA_ERROR_ILLEGAL_STATE;
+        }
+    }
+    return all;
+}
+
+/* Two steps of all towards a goal. Again, if states moved by themselves. */
+static bool towards(struct process *p, int count, enum state goal, bool (*first)(struct process *),
+                    bool (*second)(struct process *))
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        if (!each(p, count, is_whole) || !each(p, count, first) || !each(p, count, second))
+            return false;
+        if (all_at(p, count, goal, round == ROUNDS - 1))
+            return true;
+    }
     return false;
 }
 
-/* A process that was locked before has its memory on the card: it is only unlocked. */
+static bool leave(struct process *p, int count)
+{
+    if (towards(p, count, CHECKPOINTED, lock, checkpoint))
+        return true;
+    options.npairs = 0; /* back to where they were */
+    for (int round = 0; round < ROUNDS; round++) {
+        every(p, count, restore);
+        every(p, count, unlock);
+    }
+    return false;
+}
+
+/* A process that was locked before has its memory on the card: it is only unlocked. Once all have
+ * their memory, none leaves again. */
 static bool come_back(struct process *p, int count)
 {
-    bool was_away[MAX_PIDS];
+    static bool was_away[MAX_PIDS];
     for (int i = 0; i < count; i++)
         was_away[i] = p[i].state == CHECKPOINTED;
-    if (each(p, count, is_whole) && each(p, count, restore))
-        return every(p, count, unlock);
+    if (towards(p, count, RUNNING, restore, unlock))
+        return true;
+    bool some = false;
+    for (int i = 0; i < count; i++)
+        some |= p[i].state == CHECKPOINTED || p[i].state == BROKEN;
     for (int i = 0; i < count; i++) {
-        if (was_away[i])
+        if (some && was_away[i])
             checkpoint(&p[i]);
+        else if (!some)
+            unlock(&p[i]);
     }
     return false;
 }

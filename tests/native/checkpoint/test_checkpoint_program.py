@@ -148,6 +148,27 @@ def test_one_that_cannot_be_unlocked_leaves_the_others_free(driver: Driver) -> N
     ]
 
 
+@pytest.mark.parametrize(
+    ("action", "call", "begins", "moves_to", "calls"),
+    [
+        ("return", "unlock", LOCKED, AWAY, ["unlock 10", "restore 10"]),
+        ("leave", "lock", RUNNING, LOCKED, ["lock 10 10000", "checkpoint 10"]),
+        ("leave", "checkpoint", LOCKED, RUNNING, ["checkpoint 10", "lock 10 10000"]),
+        ("return", "restore", AWAY, LOCKED, ["restore 10", "unlock 10"]),
+    ],
+)
+def test_a_state_that_moves_by_itself_is_followed(
+    driver: Driver, action: str, call: str, begins: str, moves_to: str, calls: list[str]
+) -> None:
+    """A caller that was killed may have left an order under way."""
+    driver.put(p10=begins)
+    driver.fails(call, 10, 401, leaves=moves_to)
+    lines = driver.run(action, 10, status=int(call in ("unlock", "checkpoint")))
+    assert driver.calls()[:2] == calls
+    if call not in ("unlock", "checkpoint"):  # there the fake answers the same again
+        assert lines == [f"10 {AWAY if action == 'leave' else RUNNING} {FINE}"]
+
+
 @pytest.mark.parametrize("action", ["leave", "return"])
 def test_a_failed_process_moves_no_other(driver: Driver, action: str) -> None:
     driver.put(p10=RUNNING if action == "leave" else AWAY, p11=BROKEN)
