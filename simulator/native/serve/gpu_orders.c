@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -58,12 +59,20 @@ static void cancel(const struct gpu_order *order)
         return; /* it has not read the order either, and its deadline will be over */
 }
 
+/* What a question asks for, which changes nothing. */
+static uint64_t answer_to(const struct gpu_conn *target, uint64_t what)
+{
+    return what == SIM_ORDER_STATE    ? (uint64_t)target->agent.state
+           : what == SIM_ORDER_THREAD ? (uint64_t)target->agent.tid
+                                      : 0;
+}
+
 static void answer_caller(struct gpu_order *order, int status)
 {
     struct gpu_conn *caller = order->caller;
     order->caller = NULL; /* first: one that does not read its answer ends here */
     if (caller)
-        gpu_answer_plain(caller, status, 0);
+        gpu_answer_plain(caller, status, answer_to(order->target, order->order.what));
 }
 
 static void drop(struct gpu *gpu, struct gpu_order *order)
@@ -83,11 +92,13 @@ static bool in_order(const struct gpu_conn *target, uint32_t what)
                                [SIM_ORDER_CHECKPOINT] = CU_PROCESS_STATE_LOCKED,
                                [SIM_ORDER_RESTORE] = CU_PROCESS_STATE_CHECKPOINTED,
                                [SIM_ORDER_UNLOCK] = CU_PROCESS_STATE_LOCKED};
-    return target->agent.state == from[what];
+    return what <= SIM_ORDER_THREAD || target->agent.state == from[what];
 }
 
-static int state_after(uint32_t what)
+static int state_after(const struct gpu_conn *target, uint32_t what)
 {
+    if (what <= SIM_ORDER_THREAD)
+        return target->agent.state;
     return what == SIM_ORDER_CHECKPOINT ? CU_PROCESS_STATE_CHECKPOINTED
            : what == SIM_ORDER_UNLOCK   ? CU_PROCESS_STATE_RUNNING
                                         : CU_PROCESS_STATE_LOCKED;
@@ -170,14 +181,26 @@ static int enlist(struct gpu_conn *caller, struct gpu_conn *target, const struct
     return CUDA_SUCCESS;
 }
 
+/* Questions are answered here, unless the target has a fault to act out for one. */
+static bool is_answered_here(const struct gpu_conn *target, uint64_t what)
+{
+    const char *name = what == SIM_ORDER_STATE ? "cuCheckpointProcessGetState"
+                                               : "cuCheckpointProcessGetRestoreThreadId";
+    if (what > SIM_ORDER_THREAD)
+        return false;
+    for (unsigned i = 0; i < SIM_FAULTS; i++)
+        if (target->page->faults[i].kind &&
+            strncmp(target->page->faults[i].call, name, SIM_CALL_LEN) == 0)
+            return false;
+    return true;
+}
+
 void gpu_order_request(struct gpu_conn *caller, const struct sim_req *req)
 {
     struct gpu_conn *target;
     int status = find_target(caller, req->a, &target);
-    if (status == CUDA_SUCCESS && req->b == SIM_ORDER_STATE)
-        gpu_answer_plain(caller, status, (uint64_t)target->agent.state);
-    else if (status == CUDA_SUCCESS && req->b == SIM_ORDER_THREAD)
-        gpu_answer_plain(caller, status, (uint64_t)target->agent.tid);
+    if (status == CUDA_SUCCESS && is_answered_here(target, req->b))
+        gpu_answer_plain(caller, status, answer_to(target, req->b));
     else if (status == CUDA_SUCCESS && (req->b > SIM_ORDER_UNLOCK || req->c > UINT32_MAX))
         gpu_answer_plain(caller, CUDA_ERROR_INVALID_VALUE, 0);
     else if (status != CUDA_SUCCESS || (status = enlist(caller, target, req)) != CUDA_SUCCESS)
@@ -215,7 +238,7 @@ static void done(struct gpu_conn *target, const struct sim_order_done *is)
     if (is->broken || (success && lies(target, order->order.what)))
         target->agent.state = CU_PROCESS_STATE_FAILED;
     else if (success)
-        target->agent.state = state_after(order->order.what);
+        target->agent.state = state_after(target, order->order.what);
     bool failed = success && target->agent.state == CU_PROCESS_STATE_FAILED;
     answer_caller(order, failed ? CUDA_ERROR_UNKNOWN : is->status);
     drop(target->gpu, order);

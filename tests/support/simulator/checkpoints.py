@@ -12,6 +12,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sim_tools import BUILD, nvml, spawn
 
@@ -147,6 +148,10 @@ class Target(Process):
     def ask(self, expression: str) -> str:
         self.tell(expression)
         return self.heard()
+
+    def waits(self) -> bool:
+        """In a call of the driver (a futex), and not for the next line."""
+        return Path(f"/proc/{self.pid}/syscall").read_text().startswith("202 ")
 
     def end(self) -> None:
         self.process.kill()

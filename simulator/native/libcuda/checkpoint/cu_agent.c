@@ -46,10 +46,14 @@ static CUresult carry_out(const struct sim_order *order, bool *broken)
     case SIM_ORDER_RESTORE:
         CU_TRY((CUresult)sim_fault(cu.page, "cuCheckpointProcessRestore"));
         return cu_return_to_cards(order, broken);
-    default:
+    case SIM_ORDER_UNLOCK:
         CU_TRY((CUresult)sim_fault(cu.page, "cuCheckpointProcessUnlock"));
         cu_gate_set(false);
         return CUDA_SUCCESS;
+    case SIM_ORDER_STATE: /* these come for the sake of faults alone */
+        return (CUresult)sim_fault(cu.page, "cuCheckpointProcessGetState");
+    default:
+        return (CUresult)sim_fault(cu.page, "cuCheckpointProcessGetRestoreThreadId");
     }
 }
 

@@ -89,8 +89,10 @@ def test_threads_go_on_as_if_nothing_had_been(sim: Simulator) -> None:
 def test_a_waiting_thread_returns_when_its_work_is_done(sim: Simulator) -> None:
     """Work that was submitted ends; who waits for it learns so, though the process is locked."""
     with target(sim) as process:
-        process.tell("g.launch(200000) or g.raw('cuCtxSynchronize')")
-        assert until(lambda: process.lock(1000) == k.OK)
+        process.ask("g.launch(2000000)")
+        process.tell("g.raw('cuCtxSynchronize')")
+        assert until(process.waits)
+        assert process.lock() == k.OK
         assert process.checkpoint() == k.OK
         assert process.heard() == "0"
         process.come_back()

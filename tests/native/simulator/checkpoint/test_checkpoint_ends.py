@@ -27,9 +27,9 @@ CALLER = """
 import os, sys
 from checkpoints import *
 pid = int(sys.argv[1])
-calls = {"lock": b"Lock", "checkpoint": b"Checkpoint", "restore": b"Restore", "unlock": b"Unlock"}
 for name in sys.argv[2:]:
-    got = getattr(driver(), f"cuCheckpointProcess{calls[name].decode()}")(pid, None)
+    call = getattr(driver(), f"cuCheckpointProcess{name[0].upper()}{name[1:]}")
+    got = call(pid, c.byref(c.c_int()) if name == "GetState" else None)
     print(name, got, flush=True)
 """
 
@@ -136,7 +136,7 @@ def test_a_lock_that_cannot_be_taken_in_time(built: None, tmp_path: Path) -> Non
     ):
         sim.control(f"hang pid={process.pid}")
         process.tell("[g.launch(1) for _ in range(17)]")
-        assert until(lambda: process.lock(20) == k.NOT_READY or process.unlock() != k.OK)
+        assert until(process.waits)
         assert process.lock(200) == k.NOT_READY
         assert process.state == k.RUNNING
         with calling(sim, process.pid, "lock") as calls:
@@ -259,6 +259,22 @@ def test_a_blocked_checkpoint_goes_on_when_it_is_let(sim: Simulator) -> None:
             assert calls.communicate(timeout=60)[0] == "checkpoint 0\n"
         process.come_back()
         assert process.ask("same()") == "True"
+
+
+def test_a_question_that_hangs_or_fails(sim: Simulator) -> None:
+    """As a real driver's do in some states of other processes."""
+    with target(sim) as process:
+        sim.control(f"error call=cuCheckpointProcessGetState code=304 times=1 pid={process.pid}")
+        assert process.state_call() == 304
+        assert process.state == k.RUNNING and process.thread() > 0
+        assert process.lock() == k.OK
+        sim.control(f"block call=cuCheckpointProcessGetState pid={process.pid}")
+        with calling(sim, process.pid, "GetState"):
+            # Each call waits behind the question, once that is there; this one not for ever.
+            assert until(lambda: process.lock(100) == k.NOT_READY)
+        sim.control("clear")
+        assert process.state == k.LOCKED
+        assert process.unlock() == k.OK
 
 
 @pytest.mark.parametrize("call", ["Checkpoint", "Restore"])
