@@ -30,7 +30,17 @@ from bench.costs import (
 from bench.harness import machine
 from bench.harness.figures import Figure, NotRun
 from bench.harness.node import Rig
-from bench.promises import controls, day, giveaway, hardware, harvest, preempt, release, shares
+from bench.promises import (
+    controls,
+    day,
+    giveaway,
+    hardware,
+    harvest,
+    preempt,
+    reclaim,
+    release,
+    shares,
+)
 from bench.worlds import real, worlds
 
 MOST_SECONDS = 15 * 60
@@ -67,6 +77,9 @@ SCENARIOS = {
         "95 of 100 random cards keep what is promised", worlds.figures, 24, left_alone=True
     ),
     "day": Scenario("no online job is refused memory", day.figures, 16, left_alone=True),
+    "reclaim": Scenario(
+        "memory is free in 1.2 times the bytes' time on the link", reclaim.figures, 67
+    ),
     "shares": Scenario(
         "shares are kept within 1.5 points, fixed ones within 2", shares.figures, 88
     ),
