@@ -29,6 +29,7 @@ from arbiter_support import (
     wait_for,
 )
 
+from enforcer.wire.link import MemoryAction
 from enforcer.wire.watch import DeathWatch
 
 pytestmark = pytest.mark.native
@@ -42,6 +43,7 @@ for n in range(40):
     if os.fork() == 0:
         tenant = Tenant(run_dir, both, (CARD, CARD2)[n % 2], mem_used=1000)
         tenant.slot.lanes[n % 16].launches += 1
+        tenant.slot.mem_wanted = 1000 * n
         tenant.begin()
         tenant.ring()
         os._exit(0)
@@ -96,6 +98,7 @@ def worker(tenant: Tenant) -> Callable[[], object]:
     def step() -> None:
         tenant.finish()
         tenant.begin()
+        tenant.slot.mem_wanted = (tenant.slot.mem_wanted + 1) % 1000
         time.sleep(0.0005)
 
     return step
@@ -122,6 +125,8 @@ def qgpud(one: Arbiter) -> Callable[[], object]:
         link.card(settings((CARD, CARD2)[n % 2], idle_release_ms=10, **changes))
         link.grant(grant(4 + n % 2, "online" if n % 4 == 0 else "offline"))
         link.overhead(3, CARD, n)
+        link.grant(grant(3, "offline", 50, 1 << 30, CARD, CARD2), held=n % 3 == 0)
+        link.memory(n % 4, (CARD, CARD2)[n % 2], MemoryAction(1 + n % 4))
         assert len(link.stats()) >= 4
         link.processes()
         link.revoke(4 + n % 2)

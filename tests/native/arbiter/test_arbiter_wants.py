@@ -47,6 +47,29 @@ for line in sys.stdin:
     print(flush=True)
 """
 
+PROCESSES, LAST = 100, 1 << 20
+CROWD = f"""
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from arbiter_support import *
+held, hold = os.pipe()
+for _ in range({PROCESSES}):
+    if os.fork() == 0:
+        os.close(hold)
+        tenant = Tenant(Path(sys.argv[2]), grant(1))
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            tenant.slot.mem_wanted += 1
+            tenant.ring()
+            time.sleep(0.001)
+        tenant.slot.mem_wanted = {LAST}
+        tenant.ring()
+        os.read(held, 1)
+        os._exit(0)
+print("all", flush=True)
+time.sleep(600)
+"""
+
 
 @contextmanager
 def node(tmp_path: Path, *grants: Grant) -> Iterator[tuple[Arbiter, ArbiterLink, DeathWatch]]:
@@ -268,6 +291,30 @@ def test_each_of_many_jobs_is_heard(tmp_path: Path) -> None:
                 ),
                 "each job is heard",
             )
+
+
+def test_many_processes_of_a_job_share_a_limit(tmp_path: Path) -> None:
+    """A hundred that change their minds all the time: far less is told than 20 times a second of
+    each, and in the end the last word of each.
+    """
+    with node(tmp_path, grant(1)) as (one, _, watch):
+        support = Path(__file__).resolve().parents[2] / "support/node"
+        command = [sys.executable, "-c", CROWD, str(support), str(one.run_dir)]
+        begun, found, last = time.monotonic(), 0, dict[int, int]()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as crowd:
+            assert crowd.stdout is not None
+
+            def heard() -> bool:
+                nonlocal found
+                for want in watch.wants():
+                    found += 1
+                    last[want.pid] = want.wanted
+                return list(last.values()) == [LAST] * PROCESSES
+
+            wait_for(heard, "the last word of each is told", 60)
+            passed = time.monotonic() - begun
+            crowd.kill()
+        assert found <= 256 + 100 * (passed + 1)
 
 
 def test_a_watch_whose_socket_is_full_hears_the_last_word(tmp_path: Path) -> None:

@@ -111,6 +111,25 @@ def test_groups_reported_while_the_tenant_is_stopped_are_stopped_too(tmp_path: P
         a.wait_for(lambda: here.descriptors() == 1, "descriptors of former messages are closed")
 
 
+def test_the_groups_of_a_held_job_go_on(tmp_path: Path) -> None:
+    """Its memory leaves the card when its work has ended, so that must not stay stopped; online is
+    at work all the while.
+    """
+    with node(tmp_path) as here:
+        _, offline = preempted(here)
+        grant = a.grant(2, "offline", 50, 8 * a.GIB, *here.cards)
+        here.link.grant(grant, held=True)
+        here.becomes(2, "ready")
+        ends(offline)
+        flags = int(offline.ask("peer.tenant.flags"))  # type: ignore[call-overload]
+        assert flags & abi.GATE_WHY_MASK == abi.GATE_WHY_MEMORY
+        here.link.grant(grant)
+        a.wait_for(
+            lambda: int(offline.ask("peer.tenant.flags")) & abi.GATE_WHY_PREEMPTED,  # type: ignore[call-overload]
+            "online has the card",
+        )
+
+
 def test_leaving_continues_and_is_answered(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         online, offline = preempted(here)
