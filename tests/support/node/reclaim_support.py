@@ -33,6 +33,7 @@ shift 2
 action=$1
 shift
 [ ! -e $D/hang ] || exec sleep 600
+while [ -e $D/slow ]; do sleep 0.02; done
 failed=0
 for pid; do
   state=running
