@@ -1,13 +1,17 @@
 """Prologs that wait for memory: claims, with a deadline after which their jobs are requeued.
 
-A claim is not a grant yet: nothing of its job is written or sent.
+A claim is not a grant yet: nothing of its job is written or sent, but a file says when its Prolog
+came. So a restarted qgpud gives it no new deadline. The hook's own would end first, and drain the
+node.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from enforcer.clock import Clock
 from enforcer.daemon.granting.decide import refused
@@ -38,6 +42,7 @@ class Claims:
     node: Node
     clock: Clock
     queue: Queue | None
+    directory: Path  # of the files
     news: bool = False  # a Prolog can go on
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
 
@@ -71,8 +76,10 @@ class Claims:
             emit(logging.INFO, "reclaim", step="ready", job=job_id, ms=took // 10**6)
 
     def withdraw(self, job_id: int) -> None:
-        """The Prolog is gone."""
+        """The Prolog is gone, or answered."""
         waiting = self._waiting.pop(job_id, None)
+        with contextlib.suppress(OSError):
+            self._file(job_id).unlink()
         if waiting is not None and waiting.child is not None:
             waiting.child.drop()
 
@@ -88,13 +95,28 @@ class Claims:
             why = too_many(grant, standing, self.node, self.config)
             if not why and (grant.reclaimable or contested.isdisjoint(_uuids(grant))):
                 return grant
-            waiting = _Waiting(grant, self.clock.monotonic_ns())
+            waiting = _Waiting(grant, self._came(grant.job_id))
             self._waiting[grant.job_id] = waiting
             if why:
                 self._turn_away(waiting, why)
             else:
                 emit(logging.INFO, "reclaim", step="claim", job=grant.job_id)
         return self._answer(waiting, grant)
+
+    def _file(self, job_id: int) -> Path:
+        return self.directory / f"{job_id}.claim"
+
+    def _came(self, job_id: int) -> int:
+        """When the job's Prolog came first (CLOCK_MONOTONIC), which is written down."""
+        now, most = self.clock.monotonic_ns(), self.config.prolog_deadline.ns
+        with contextlib.suppress(OSError, ValueError):
+            before = int(self._file(job_id).read_text())
+            if now - most < before <= now:
+                return before
+        with contextlib.suppress(OSError):  # without the file a restart costs a requeue at most
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            self._file(job_id).write_text(f"{now}\n")
+        return now
 
     def _answer(self, waiting: _Waiting, grant: Grant) -> Grant | str:
         late = self.clock.monotonic_ns() - waiting.since_ns >= self.config.reclaim.deadline.ns
@@ -103,7 +125,7 @@ class Claims:
         if waiting.turned_away:
             return self._refusal(waiting, grant)
         if waiting.ready:
-            del self._waiting[grant.job_id]
+            self.withdraw(grant.job_id)
             return grant
         return f"memory of card(s) {_indexes(grant)} is not free yet"
 
@@ -125,7 +147,8 @@ class Claims:
         done = None if waiting.child is None else waiting.child.poll()
         if waiting.child is not None and done is None:
             return waiting.turned_away
-        del self._waiting[grant.job_id]
+        waiting.child = None  # it ended
+        self.withdraw(grant.job_id)
         queued = done is not None and done.status == 0
         then = "It is put back into the queue." if queued else "Submit it again."
         if not queued:

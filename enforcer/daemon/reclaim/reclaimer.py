@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enforcer.daemon.arbiter.port import ArbiterError, MemoryAction
 from enforcer.daemon.log import emit
 from enforcer.daemon.reclaim.claims import Claims
+from enforcer.daemon.reclaim.mover import LOCKS
 from enforcer.daemon.reclaim.moves import Moves, taken_back
 from enforcer.daemon.reclaim.seen import CardSeen, MemoryQuestion, Owners, on_card, uses_of
 from enforcer.daemon.reclaim.wants import Wants
@@ -61,7 +63,8 @@ class Reclaimer:
         hysteresis, slack = service.config.reclaim.hysteresis, service.config.enforcer.audit.slack
         self.settings = Settings(hysteresis.ns, slack * MIB)
         self.owners, self.wants = Owners(service.job_of, clock), Wants(clock)
-        self.claims = Claims(service.config, service.node, clock, service.ports.queue)
+        claims = Path(service.node.run_dir) / LOCKS
+        self.claims = Claims(service.config, service.node, clock, service.ports.queue, claims)
         self.moves = Moves(service)
 
     @property
@@ -93,13 +96,14 @@ class Reclaimer:
         return self.claims.admit(grant, standing, contested)
 
     def synced(self, uuids: Iterable[str]) -> bool:
-        """The arbiter has the full list: allocations that its driver refuses wait from now on.
-        Whether it is still connected.
+        """The arbiter has the full list: allocations that its driver refuses wait from now on; not
+        where no class is reclaimable any more. Whether it is still connected.
         """
         self.wants.clear()
+        action = MemoryAction.WAIT if self.enabled else MemoryAction.NOWAIT
         try:
-            for uuid in uuids if self.enabled else ():
-                self.service.ports.arbiter.memory(0, uuid, MemoryAction.WAIT)
+            for uuid in uuids:
+                self.service.ports.arbiter.memory(0, uuid, action)
         except ArbiterError as error:
             self.service.lose_arbiter(str(error))
         return self.service.connected
@@ -110,7 +114,7 @@ class Reclaimer:
             news = self.wants.note(self.service.ports.arbiter.wants())
         except ArbiterError:
             return  # the loop notices the end of the connection
-        if news and self.enabled:
+        if news:
             self.look()
 
     def ended(self, job_id: int) -> None:

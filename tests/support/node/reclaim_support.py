@@ -230,3 +230,12 @@ def lab(node: FakeNode, unable: str = "requeue") -> Iterator[Lab]:
         if made is not None:
             made.close()
         shutil.rmtree(directory)
+
+
+def leave(made: Lab, service: NodeService, gib: int = 60) -> int:
+    """Job 1 has left for job 9, which started; the process of job 1."""
+    pid = made.offline(service, 1, gib)
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    made.leaves(service, pid)
+    assert made.prolog(service, 9, 50, "online") == Answer(0)
+    return pid

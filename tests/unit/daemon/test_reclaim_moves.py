@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reclaim_support import Lab, lab
+from reclaim_support import Lab, lab, leave
 
 from enforcer.daemon.arbiter.port import MemoryAction, Want
 from enforcer.daemon.granting.hookproto import Answer, Later
@@ -22,23 +21,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root
 
 
 @pytest.fixture
-def made(node: FakeNode) -> Iterator[Lab]:
-    with lab(node) as found:
-        yield found
-
-
-@pytest.fixture
 def service(made: Lab) -> NodeService:
+    """Its daemon."""
     return made.start()
-
-
-def leave(made: Lab, service: NodeService, gib: int = 60) -> int:
-    """Job 1 has left for job 9, which started; the process of job 1."""
-    pid = made.offline(service, 1, gib)
-    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
-    made.leaves(service, pid)
-    assert made.prolog(service, 9, 50, "online") == Answer(0)
-    return pid
 
 
 def test_a_prolog_waits_until_the_offline_job_has_left(made: Lab, service: NodeService) -> None:
@@ -232,7 +217,8 @@ def test_a_job_that_ends_while_it_is_away_leaves_nothing_open(
     service.end(1, "epilog")
     (row,) = made.rows(1)
     assert row.result == "ended" and row.back_at == row.left_at + 3 * 10**9
-    assert not service.reclaimer.wanted() and not list((service_dir(service) / LOCKS).iterdir())
+    assert not service.reclaimer.wanted()
+    assert not list((service_dir(service) / LOCKS).iterdir())
     (usage,) = read_usage(service.ledger.path, [1])
     assert usage.reclaimed_ns == 3 * 10**9
 
@@ -282,110 +268,6 @@ def test_all_allocations_of_the_node_wait_once_the_arbiter_is_there(
 ) -> None:
     waits = [(0, card.uuid, MemoryAction.WAIT) for card in made.node.nvml.cards()]
     assert sorted(made.node.arbiter.actions) == sorted(waits)
-
-
-# ---- a daemon that was killed -------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def processes(monkeypatch: pytest.MonkeyPatch, node: FakeNode) -> None:
-    """All processes of the node are those that the test started."""
-
-    def pids_of(uids: object, job_of: object) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for pid, job in node.jobs_of_pids.items():
-            found.setdefault(job, []).append(pid)
-        return found
-
-    monkeypatch.setattr("enforcer.daemon.reclaim.moves.pids_of", pids_of)
-
-
-def test_a_checkpointed_job_is_found_and_returns(made: Lab, service: NodeService) -> None:
-    pid = leave(made, service)
-    again = made.crash(service)
-    assert made.node.arbiter.held == {1}, "before the arbiter has the list"
-    again.reclaimer.tick()
-    made.settle(again)
-    away = again.reclaimer.moves.away[1]
-    assert (away.state, away.taken(made.card)) == ("checkpointed", 60 * GIB)
-    again.end(9, "epilog")
-    for _ in range(2):
-        made.node.clock.advance(11)
-        again.reclaimer.tick()
-    made.hold(pid, 60)
-    made.settle(again)
-    assert made.calls() == ["leave", "state", "return"] and made.rows(1)[0].result == "returned"
-
-
-@pytest.mark.parametrize("state", ["locked", "checkpointed"])
-def test_a_job_that_was_leaving_is_finished(made: Lab, service: NodeService, state: str) -> None:
-    one, two = made.offline(service, 1, 30), made.program(1, 30)
-    (made.directory / "hang").touch()
-    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
-    helper = made.helper_process(service)
-    helper.kill()
-    helper.wait()
-    (made.directory / "hang").unlink()
-    made.set(one, state)
-    again = made.crash(service)
-    again.reclaimer.tick()
-    made.settle(again)
-    assert made.calls()[-2:] == ["state", "leave"]
-    assert again.reclaimer.moves.away[1].state == "checkpointed"
-    del two
-
-
-def test_a_job_that_did_not_begin_to_leave_goes_on(made: Lab, service: NodeService) -> None:
-    made.offline(service, 1, 60)
-    (made.directory / "hang").touch()
-    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
-    helper = made.helper_process(service)
-    helper.kill()
-    helper.wait()
-    (made.directory / "hang").unlink()
-    again = made.crash(service)
-    again.reclaimer.tick()
-    made.settle(again)
-    assert made.rows(1)[0].result == "undone" and made.node.arbiter.held == set()
-
-
-def test_a_helper_of_the_killed_daemon_is_waited_for(made: Lab, service: NodeService) -> None:
-    made.offline(service, 1, 60)
-    (made.directory / "hang").touch()
-    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
-    helper = made.helper_process(service)
-    again = made.crash(service)
-    again.reclaimer.tick()
-    assert again.reclaimer.moves.operations() == [] and "state" not in made.calls()
-    helper.kill()
-    helper.wait()
-    (made.directory / "hang").unlink()
-    again.reclaimer.tick()
-    made.settle(again)
-    assert made.calls()[-1:] == ["state"]
-
-
-def test_a_helper_of_the_killed_daemon_that_hangs_is_killed(
-    made: Lab, service: NodeService
-) -> None:
-    made.offline(service, 1, 60)
-    (made.directory / "hang").touch()
-    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
-    helper = made.helper_process(service)
-    again = made.crash(service)
-    made.node.clock.advance(121)
-    again.reclaimer.tick()
-    assert helper.wait(30) == -signal.SIGKILL
-    assert [asked.words for asked in made.queue.asked] == ["requeue 1"]
-
-
-def test_jobs_that_were_never_moved_are_left_alone(made: Lab, service: NodeService) -> None:
-    made.offline(service, 1, 60)
-    again = made.crash(service)
-    again.reclaimer.tick()
-    made.settle(again)
-    assert made.calls() == ["state"] and not again.reclaimer.moves.away
-    assert made.rows(1) == [] and made.told == []
 
 
 def test_what_the_helper_says_is_read_strictly() -> None:
