@@ -196,7 +196,8 @@ extern __thread unsigned cu_gate_exempt; /* not 0: the gate is none for this thr
 void cu_gate_set(bool shut);
 void cu_gate_wait(void);
 void cu_gate_lock(pthread_mutex_t *lock); /* with the gate open */
-/* What makes or ends a context is within as a whole. */
+/* What makes or ends a context on the device side is within as a whole. It takes no lock whose
+ * holder may wait at the gate. */
 extern pthread_rwlock_t cu_gate_contexts;
 void cu_gate_begin(void);
 void cu_gate_end(void);

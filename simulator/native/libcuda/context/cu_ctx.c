@@ -78,7 +78,6 @@ static CUresult remove_from_card(CUcontext ctx)
     struct sim_rep rep;
     CUresult status = cu_request(SIM_REQ_CTX_DESTROY, ctx->id, 0, &rep, sizeof rep, NULL, 0);
     cu_rm_context_gone(ctx);
-    cu_memory_forget(ctx);
     close(ctx->bell);
     return status;
 }
@@ -114,10 +113,11 @@ CUresult cu_context_start(CUcontext ctx, unsigned flags, struct cu_device *devic
 CUresult cu_context_end(CUcontext ctx)
 {
     cu_storage_end(ctx);
-    cu_gate_begin();
     cu_stream_sync(&ctx->all);
+    cu_gate_begin();
     CUresult status = remove_from_card(ctx);
     cu_gate_end();
+    cu_memory_forget(ctx); /* needs locks whose holders may wait at the gate */
     return status;
 }
 
