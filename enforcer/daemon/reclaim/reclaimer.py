@@ -40,7 +40,7 @@ from gres.units import MIB
 if TYPE_CHECKING:
     from enforcer.daemon.node import NodeService
 
-CALM_NS = 10**9  # period of samples while jobs are away and nothing else happens
+CALM_NS = 10**9  # period of samples while jobs or allocations wait, and nothing moves
 
 
 @dataclass
@@ -125,8 +125,11 @@ class Reclaimer:
         self.look()  # there may be room
 
     def tick(self) -> None:
-        """Take the ends of operations, and decide anew. Without haste if all only wait for room."""
-        busy = self.claims.open or self.wants.cards() or self.moves.moving()
+        """Take the ends of operations, and decide anew. Without haste if all only wait for room.
+
+        What is new (a want, the end of a grant or of a helper) is looked at when it comes.
+        """
+        busy = self.claims.open or self.moves.moving()
         self.moves.advance()
         if busy or self.service.ports.clock.monotonic_ns() - self._looked_ns >= CALM_NS:
             self.look()
