@@ -16,6 +16,9 @@ class Away:
     an earlier qgpud moved only the sums are known, below pid 0.
 
     `examine`: it is to be found out where its processes are, since qgpud was restarted.
+    `doubted`: the same, since the driver counts bytes on a card; `asks`: how often the answer was
+    that all are away. `residue`: the bytes that it counts all the same. `restored`: how often the
+    job took its memory back by itself.
     """
 
     grant: Grant
@@ -27,8 +30,13 @@ class Away:
     operation: Operation | None = None
     examine: bool = False
     recorded: bool = True  # the ledger has a row of it
-    until_ns: int = 0  # while `examine`: when another helper is not waited for any more
+    # while `examine`: when another helper is not waited for any more; while `doubted`: the next ask
+    until_ns: int = 0
     tries: int = 0
+    doubted: bool = False
+    asks: int = 0
+    residue: int = 0
+    restored: int = 0
 
     def taken(self, uuid: str) -> int:
         """The bytes of the card that it took away."""

@@ -26,7 +26,10 @@ from gres.grant.store import Grant
 if TYPE_CHECKING:
     from enforcer.daemon.node import NodeService
 
-TRIES = 3  # starts of one operation whose processes ended in its midst
+TRIES = 3  # starts of one operation whose processes ended in its midst, or took it back
+# Asks about bytes of a job that is away, after 1, 2, 4 ... s: a return that its user began is over
+# then, as the longest operation is.
+ASKS, ASK_NS = 6, 10**9
 
 
 @dataclass
@@ -59,7 +62,10 @@ class Moves:
 
     def moving(self) -> bool:
         """Whether any does not just wait for room."""
-        return any(away.state != "checkpointed" for away in self.away.values())
+        return any(
+            away.state != "checkpointed" and (away.operation is not None or not away.doubted)
+            for away in self.away.values()
+        )
 
     def advance(self) -> None:
         """Take the ends of operations."""
@@ -97,6 +103,27 @@ class Moves:
         """Begin to move the job's memory back."""
         self._move(self.away[job_id], "return")
 
+    def doubt(self) -> None:
+        """Ask about jobs of which the driver counts bytes on a card though they are away: any
+        process of a job's user can restore the job.
+        """
+        for away in list(self.away.values()):
+            held = self._held(away)
+            if away.doubted and not held and away.operation is None:
+                away.state, away.doubted = "checkpointed", False
+            elif away.state == "checkpointed" and held > away.residue:
+                away.state, away.doubted, away.asks = "leaving", True, 0
+                self._ask(away)
+
+    def _held(self, away: Away) -> int:
+        """Bytes of the job on its cards, as the driver counts."""
+        mine = self.uses.get(away.grant.job_id, {})
+        return sum(sum(held.values()) for held in mine.values())
+
+    def _ask(self, away: Away) -> None:
+        self._know(away, self.uses.get(away.grant.job_id, {}))
+        self._start(away, "state")
+
     def _registered(self, job_id: int) -> list[int]:
         """The processes of the job that the arbiter knows. Raises ArbiterError."""
         return [use.pid for use in self.service.ports.arbiter.processes() if use.job_id == job_id]
@@ -109,6 +136,9 @@ class Moves:
     def _move(self, away: Away, action: Action) -> None:
         away.prune(start_ticks)
         away.state = "returning" if action == "return" else "leaving"
+        self._start(away, action)
+
+    def _start(self, away: Away, action: Action) -> None:
         away.operation = self.mover.start(action, away.grant, away.pids)
         if away.operation.child.fileno() is None:
             self._advance(away)  # no helper will end
@@ -124,12 +154,17 @@ class Moves:
                 self._over(away, operation, outcome)
         elif away.examine:
             self._examine(away)
+        elif away.doubted:
+            if self.service.ports.clock.monotonic_ns() >= away.until_ns:
+                self._ask(away)
         elif away.state == "checkpointed" and not away.prune(start_ticks):
             self._home(away, "ended", None)  # its processes ended; new ones may begin
 
     def _over(self, away: Away, operation: Operation, outcome: Outcome) -> None:
         took = self.service.ports.clock.monotonic_ns() - operation.began_ns
-        if outcome.action == "state":
+        if outcome.action == "state" and away.doubted:
+            self._looked(away, outcome)
+        elif outcome.action == "state":
             self._examined(away, outcome)
         elif outcome.done and outcome.action == "leave":
             self._left(away, took)
@@ -139,6 +174,27 @@ class Moves:
             return
         else:
             self._give_up(away, outcome)
+
+    def _looked(self, away: Away, outcome: Outcome) -> None:
+        """What takes its memory back by itself leaves again, and ends if it goes on so."""
+
+        if outcome.done and outcome.states() <= {"checkpointed"}:
+            away.until_ns = self.service.ports.clock.monotonic_ns() + (ASK_NS << away.asks)
+            away.asks += 1
+            if away.asks > ASKS:  # the driver counts a rest
+                away.state, away.doubted, away.residue = "checkpointed", False, self._held(away)
+            return
+        away.doubted = False
+        away.residue, away.restored = 0, away.restored + 1
+        job_id = away.grant.job_id
+        emit(logging.WARNING, "reclaim", step="again", job=job_id, times=away.restored)
+        if not outcome.done or "failed" in outcome.states():
+            self._give_up(away, outcome)
+        elif away.restored > TRIES:
+            why = "its processes took the memory back again and again"
+            self._give_up(away, Outcome("state", done=False, why=why))
+        else:
+            self._move(away, "leave")
 
     def _once_more(self, away: Away, operation: Operation, outcome: Outcome) -> bool:
         """Whether the operation was started again: processes ended in its midst, or the card that
@@ -243,9 +299,7 @@ class Moves:
                 self.service.lose_arbiter(str(error))
                 return
             away.prune(start_ticks)
-            away.operation = self.mover.start("state", away.grant, away.pids)
-            if away.operation.child.fileno() is None:
-                self._advance(away)
+            self._start(away, "state")
 
     def _examined(self, away: Away, outcome: Outcome) -> None:
         """Finish what the earlier qgpud began, or undo it."""

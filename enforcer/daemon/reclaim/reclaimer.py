@@ -182,6 +182,7 @@ class Reclaimer:
 
     def _decide(self, cards: dict[str, CardSeen]) -> None:
         self.moves.uses = uses_of(cards, self.owners, self._counted)
+        self.moves.doubt()
         clock = self.service.ports.clock
         decision = decide(
             [Card(uuid, card.free) for uuid, card in cards.items()],

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,9 +74,9 @@ def rows(live: Live, job: int) -> list[Reclaim]:
         return [row for usage in usages for row in reclaims_of(database, usage.key)]
 
 
-def resident(live: Live, gib: int = 58, seconds: int = 45, *options: str) -> int:
+def resident(live: Live, *options: str, gib: int = 58) -> int:
     """An offline job that holds so much with known contents, and works."""
-    script = work("--pattern", f"{gib}G", "--length", str(seconds), "--json")
+    script = f"exec {work('--pattern', f'{gib}G', '--length', '600', '--json')}"
     job = live.submit(script, *(options or OFFLINE))
     live.until(lambda: held(live, job) >= gib * GIB, 30, f"the memory of job {job}")
     return job
@@ -91,6 +92,13 @@ def held(live: Live, job: int) -> int:
         return int(tenants(live).get(job, {}).get("mem_used") or 0)
     except (OSError, ValueError):
         return 0
+
+
+def returned(live: Live, job: int) -> str:
+    """What an offline job wrote that is ended once its memory is back."""
+    await_step(live, job, "back")
+    live.run("scancel", "--signal=TERM", "--full", str(job))
+    return live.finish(job)[0]
 
 
 def online(live: Live, seconds: int = 3) -> int:
@@ -120,12 +128,13 @@ def settings(live: Live, text: str) -> Iterator[None]:
         live.sandbox.start(node, "qgpud")
 
 
-def program(job: int) -> psutil.Process:
-    """The workload of the job."""
+def program(live: Live, job: int) -> psutil.Process:
+    """The workload of the job; other sandboxes of this machine have jobs of the same number."""
+    mine = {"SLURM_JOB_ID": str(job), "SLURM_CLUSTER_NAME": live.sandbox.plan.cluster}
     for process in psutil.process_iter(["name"]):
         if process.info["name"] == "qgpu-workload":
             try:
-                if process.environ().get("SLURM_JOB_ID") == str(job):
+                if mine.items() <= process.environ().items():
                     return process
             except psutil.Error:
                 continue
@@ -140,7 +149,7 @@ def test_an_offline_job_leaves_and_returns_bit_for_bit(one: Live) -> None:
     fast = online(one)
     one.until(lambda: tenants(one).get(offline, {}).get("state") == "checkpointed", 20, "away")
     assert intact(one.finish(fast)[0])
-    assert intact(one.finish(offline)[0])
+    assert intact(returned(one, offline))
     text = one.output(offline)
     assert f"job {fast} needs the GPU memory of this job" in text
     assert "is back on card 0" in text
@@ -167,7 +176,7 @@ def test_an_allocation_of_an_online_job_waits_for_the_offline_one(one: Live) -> 
     offline = resident(one)
     one.ask("touch", str(one.sandbox.layout.home("alice") / "go"), user="alice")
     assert intact(one.finish(late)[0])
-    assert intact(one.finish(offline)[0])
+    assert intact(returned(one, offline))
     assert steps(one, offline) == ["leave", "left", "back"]
 
 
@@ -177,7 +186,7 @@ def test_an_allocation_of_an_online_job_waits_for_the_offline_one(one: Live) -> 
 @pytest.mark.parametrize("when", ["leaving", "away", "returning"])
 def test_a_killed_qgpud_finishes_what_it_began(one: Live, when: str) -> None:
     node = one.nodes[0]
-    offline = resident(one, seconds=60)
+    offline = resident(one)
     fast = online(one)
     if when == "leaving":
         await_step(one, offline, "leave")
@@ -189,23 +198,22 @@ def test_a_killed_qgpud_finishes_what_it_began(one: Live, when: str) -> None:
     one.stop_qgpud(node)
     one.sandbox.start(node, "qgpud")
     assert intact(one.finish(fast)[0]), one.output(fast)
-    assert intact(one.finish(offline)[0]), one.output(offline)
+    assert intact(returned(one, offline)), one.output(offline)
     (row,) = rows(one, offline)
     assert row.result in ("returned", "undone") and row.back_at is not None
 
 
 def moving(live: Live, action: str) -> bool:
-    """Whether a helper runs that does that."""
-    for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] == "qgpu-checkpoint" and action in (process.info["cmdline"] or ()):
-            return True
-    return False
+    """Whether a helper of this sandbox runs that does that."""
+    program = str(live.sandbox.layout.opt / "bin/qgpu-checkpoint")
+    found = (process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"]))
+    return any(program in words and action in words for words in found)
 
 
 @pytest.mark.parametrize("when", ["leaving", "away", "returning"])
 def test_a_killed_tenant_gives_everything_back(one: Live, when: str) -> None:
-    offline = resident(one, seconds=60)
-    process = program(offline)
+    offline = resident(one)
+    process = program(one, offline)
     fast = online(one)
     if when == "leaving":
         await_step(one, offline, "leave")
@@ -226,15 +234,33 @@ def test_a_killed_tenant_gives_everything_back(one: Live, when: str) -> None:
     assert intact(one.finish(again)[0]), "all of the card is free again"
 
 
+def test_a_job_that_restores_itself_leaves_again(one: Live) -> None:
+    """Any process of its user may do so; the online job's memory is its own all the same."""
+    offline = resident(one)
+    later = f"sleep 4; {work('--pattern', '48G', '--length', '3', '--json')}"
+    fast = one.submit(later, *ONLINE)
+    await_step(one, offline, "left")
+    opt, user = one.sandbox.layout.opt, one.sandbox.plan.first_uid
+    words = [str(opt / "bin/qgpu-checkpoint"), "--driver", str(opt / "sim/libcuda.so.1"), "return"]
+    words.append(str(program(one, offline).pid))
+    env = {"QGPU_SIM_DIR": str(one.paths(one.nodes[0]).sim_dir)}
+    assert subprocess.run(words, env=env, user="nobody", check=False).returncode == 1
+    assert subprocess.run(words, env=env, user=user, check=False).returncode == 0
+    await_step(one, offline, "left", 2)
+    assert "again" in steps(one, offline)
+    assert intact(one.finish(fast)[0])
+    assert intact(returned(one, offline))
+
+
 def test_a_killed_arbiter_does_not_lose_a_job_that_is_away(one: Live) -> None:
     node = one.nodes[0]
-    offline = resident(one, seconds=60)
+    offline = resident(one)
     fast = online(one, 6)
     await_step(one, offline, "left")
     one.sandbox.kill(node, "arbiter")
     one.sandbox.start(node, "arbiter")
     assert intact(one.finish(fast)[0]), one.output(fast)
-    assert intact(one.finish(offline)[0]), one.output(offline)
+    assert intact(returned(one, offline)), one.output(offline)
 
 
 # ---- what cannot be moved -----------------------------------------------------------------------
@@ -260,7 +286,7 @@ def test_a_prolog_that_waited_too_long_starts_nothing(one: Live, kind: str, tmp_
     slow = helper.with_name("slow")
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
-    offline = resident(one, 58, 60)
+    offline = resident(one)
     with settings(one, "deadline: 2s, operation: 20s"):
         path = helper.rename(helper.with_name("kept"))
         slow.rename(helper)

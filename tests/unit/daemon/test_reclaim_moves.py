@@ -277,3 +277,90 @@ def test_what_the_helper_says_is_read_strictly() -> None:
         (14, "failed", True),
     ]
     assert "\x1b" not in parse(text)[1].name
+
+
+# ---- memory that is on the card although its job is away -----------------------------------------
+
+
+def restore(made: Lab, service: NodeService, pid: int, state: str = "running") -> None:
+    """A process of the job's user took its memory back, and qgpud looks at the card."""
+    made.set(pid, state)
+    made.hold(pid, 60)
+    made.node.clock.advance(1)
+    service.reclaimer.tick()
+
+
+@pytest.mark.parametrize("state", ["running", "locked"])
+def test_a_job_that_restores_itself_leaves_again(
+    made: Lab, service: NodeService, state: str
+) -> None:
+    pid = leave(made, service)
+    restore(made, service, pid, state)
+    made.leaves(service, pid)
+    assert made.calls() == ["leave", "state", "leave"]
+    assert service.reclaimer.moves.away[1].state == "checkpointed" and 1 in made.node.arbiter.held
+    assert made.queue.asked == []
+    (row,) = made.rows(1)
+    assert row.back_at is None
+
+
+def test_a_job_that_restores_itself_again_and_again_ends(made: Lab, service: NodeService) -> None:
+    pid = leave(made, service)
+    for _ in range(3):
+        restore(made, service, pid)
+        made.leaves(service, pid)
+    assert made.queue.asked == []
+    restore(made, service, pid)
+    made.settle(service)
+    assert [asked.words for asked in made.queue.asked] == ["requeue 1"]
+    ((job, text),) = made.queue.said
+    assert job == 1 and "took the memory back again and again" in text
+
+
+def wait(made: Lab, service: NodeService, seconds: int) -> None:
+    """So long, with a look at the card each second."""
+    for _ in range(seconds):
+        made.node.clock.advance(1)
+        service.reclaimer.tick()
+        made.settle(service)
+
+
+def test_a_rest_that_the_driver_counts_is_asked_about_for_a_while(
+    made: Lab, service: NodeService
+) -> None:
+    pid = leave(made, service)
+    made.hold(pid, 1)
+    wait(made, service, 4)
+    assert made.calls() == ["leave", "state", "state", "state"]
+    assert service.reclaimer.moves.away[1].state == "leaving", "no other job is made to leave"
+    wait(made, service, 100)
+    assert made.calls() == ["leave", *["state"] * 7]
+    assert service.reclaimer.moves.away[1].state == "checkpointed"
+    restore(made, service, pid)
+    made.leaves(service, pid)
+    assert made.calls()[8:] == ["state", "leave"]
+
+
+def test_a_return_that_the_user_began_is_met_when_it_is_over(
+    made: Lab, service: NodeService
+) -> None:
+    pid = leave(made, service)
+    made.hold(pid, 60)
+    wait(made, service, 2)
+    made.set(pid, "running")
+    for _ in range(2):
+        made.node.clock.advance(1)
+        service.reclaimer.tick()
+    made.leaves(service, pid)
+    assert made.calls() == ["leave", "state", "state", "state", "leave"]
+    assert service.reclaimer.moves.away[1].state == "checkpointed"
+
+
+def test_bytes_that_vanish_are_doubted_no_more(made: Lab, service: NodeService) -> None:
+    pid = leave(made, service)
+    made.hold(pid, 1)
+    wait(made, service, 1)
+    assert service.reclaimer.moves.away[1].state == "leaving"
+    made.hold(pid, 0)
+    wait(made, service, 1)
+    assert service.reclaimer.moves.away[1].state == "checkpointed"

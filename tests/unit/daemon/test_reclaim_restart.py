@@ -66,10 +66,9 @@ def test_a_job_that_was_leaving_is_finished(made: Lab, service: NodeService, sta
     made.set(one, state)
     again = made.crash(service)
     again.reclaimer.tick()
-    made.settle(again)
+    made.leaves(again, one, two)
     assert made.calls()[-2:] == ["state", "leave"]
     assert again.reclaimer.moves.away[1].state == "checkpointed"
-    del two
 
 
 def test_a_job_that_did_not_begin_to_leave_goes_on(made: Lab, service: NodeService) -> None:
