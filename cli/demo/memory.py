@@ -88,7 +88,7 @@ class MemoryStory:
         )
 
     def _check_serving(self, serve: Job) -> None:
-        told = json.loads(serve.out.read_text().splitlines()[-1])
+        told = json.loads(serve.out.read_text().strip().split("\n")[-1])
         right = told["errors"] == 0 and told["pattern"]["wrong"] == 0
         self.promises.check("it works on, and no allocation fails", right, f"{told['pattern']}")
 
@@ -96,7 +96,7 @@ class MemoryStory:
         """End the offline job; it compares its memory and says how much of it changed."""
         self.cluster.sandbox.run(["scancel", "--signal=TERM", "--full", str(train.id)])
         self.cluster.wait_end(train)
-        told = json.loads(train.out.read_text().splitlines()[-1])
+        told = json.loads(train.out.read_text().strip().split("\n")[-1])
         self.promises.check(
             "the offline job goes on, its memory the same bit for bit",
             told["pattern"]["wrong"] == 0 and told["errors"] == 0,

@@ -171,12 +171,12 @@ def test_a_process_that_waits_for_room_may_leave(rig: Rig) -> None:
     batch = training(rig, 8192)
     server = python(rig, SERVING, job=ONLINE, stdin=subprocess.PIPE)
     assert line(server) == "up" and ask(server, "") == "True"
+    rig.link.memory(0, rig.uuids[0], MemoryAction.WAIT)
     waiting = python(
         rig,
         f"d = Cuda(); print('up', flush=True); print(d.try_alloc({MOST - 10240} * MIB) != 0)",
     )
     assert line(waiting) == "up"
-    rig.link.memory(0, rig.uuids[0], MemoryAction.WAIT)
     with DeathWatch(rig.run_dir) as watch:
         wants: list[Want] = []
         wait_for("it waits for memory", lambda: bool(wants.extend(watch.wants()) or wants))
