@@ -38,7 +38,7 @@ HYSTERESIS_S = 10
 MOST_RECLAIMABLE = 2.0  # of a card's usable memory, qgpu.yaml's default
 QUEUE = 12  # offline jobs that wait at any time
 SEEDS, FEW_SEEDS = 3, 1
-Mode = Literal["reserved", "reclaimable", "nobody leaves"]  # of offline memory
+Mode = Literal["reserved", "reclaimable", "without reclaiming"]  # of offline memory
 
 
 @dataclass(frozen=True)
@@ -294,6 +294,6 @@ def figures(quick: bool) -> Iterator[Figure]:
     p99 = waits[len(waits) * 99 // 100] if waits else 0.0
     yield Figure("day_prolog_wait_p99", p99, "s", None, "<=", len(waits))
     yield Figure("day_online_refused", taken.refused, "jobs", 0, "<=", days)
-    control = total("nobody leaves", seeds).refused
-    name = "day_online_refused_nobody_leaves"
+    control = total("without reclaiming", seeds).refused
+    name = "day_online_refused_without_reclaiming"
     yield Figure(name, control, "jobs", 0, "<=", days, control=True)

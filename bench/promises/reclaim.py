@@ -7,7 +7,6 @@ on the card's link.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import statistics
@@ -54,14 +53,12 @@ def submitted(cluster: Sandbox, qos: str, gib: int, script: str) -> int:
 
 def logged(log: Path, pattern: str) -> re.Match[str]:
     """What qgpud wrote, once it did."""
-    found = list[re.Match[str]]()
-
-    def there() -> bool:
-        found.extend(itertools.islice(re.finditer(pattern, log.read_text()), 1))
-        return bool(found)
-
-    wait.until(there, WAIT_S, f"'{pattern}' in {log}")
-    return found[0]
+    wait.until(
+        lambda: re.search(pattern, log.read_text()) is not None, WAIT_S, f"'{pattern}' in {log}"
+    )
+    found = re.search(pattern, log.read_text())
+    assert found is not None  # a log only grows
+    return found
 
 
 def moved(cluster: Sandbox, gib: int) -> Moved:

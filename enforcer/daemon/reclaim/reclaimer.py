@@ -81,7 +81,7 @@ class Reclaimer:
     def admit(self, grant: Grant) -> Grant | str:
         """The grant, or its refusal, or why its Prolog waits."""
         if not self.service.connected and not self.claims.waits(grant.job_id):
-            return grant  # nobody can leave: the arbiter comes first
+            return grant  # no job can leave without the arbiter
         contested = {
             card.uuid
             for other in self.service.grants.values()

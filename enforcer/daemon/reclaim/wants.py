@@ -73,7 +73,7 @@ class Wants:
         return found
 
     def cards(self) -> set[str]:
-        """The cards on which somebody waits."""
+        """The cards whose memory some allocation waits for."""
         return {uuid for (_, uuid), entry in self._entries.items() if entry.size}
 
     def ended(self, job_id: int) -> None:

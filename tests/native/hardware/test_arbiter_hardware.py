@@ -118,14 +118,17 @@ def test_the_groups_of_a_held_job_go_on(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         _, offline = preempted(here)
         grant = a.grant(2, "offline", 50, 8 * a.GIB, *here.cards)
+
+        def flags() -> int:
+            return int(offline.ask("peer.tenant.flags"))  # type: ignore[call-overload]
+
         here.link.grant(grant, held=True)
         here.becomes(2, "ready")
         ends(offline)
-        flags = int(offline.ask("peer.tenant.flags"))  # type: ignore[call-overload]
-        assert flags & abi.GATE_WHY_MASK == abi.GATE_WHY_MEMORY
+        assert flags() & abi.GATE_WHY_MASK == abi.GATE_WHY_MEMORY
         here.link.grant(grant)
         a.wait_for(
-            lambda: int(offline.ask("peer.tenant.flags")) & abi.GATE_WHY_PREEMPTED,  # type: ignore[call-overload]
+            lambda: flags() & abi.GATE_WHY_PREEMPTED,
             "online has the card",
         )
 

@@ -13,7 +13,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_is_refused_memory_where_offline_leaves() -> None:
-    taken, control = day.play(3, "reclaimable"), day.play(3, "nobody leaves")
+    taken, control = day.play(3, "reclaimable"), day.play(3, "without reclaiming")
     assert taken.waits and taken.moves
     assert taken.refused == 0 < control.refused
 
