@@ -108,10 +108,11 @@ test-matrix: native
 	@$(PY) -m cli.sandbox.versions.matrix
 
 # Unmodified PyTorch, CuPy, JAX and Numba on the simulated driver. Their environments, some 19 GB,
-# are made once, outside the checkout (tools/frameworks.sh).
+# are made once, outside the checkout (tools/frameworks.sh). AGAIN=1: what failed in the last run.
 test-frameworks: native
 	@tools/frameworks.sh
-	@$(PYTEST) -m frameworks tests/frameworks tests/slurm/node/test_torch_job.py
+	@$(PYTEST) -m frameworks tests/frameworks tests/slurm/node/test_torch_job.py \
+	  $(if $(AGAIN),--last-failed --last-failed-no-failures none)
 
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and
 # a stock Slurm.

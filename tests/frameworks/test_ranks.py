@@ -12,6 +12,10 @@ from runtime_support import CAP_MIB, OFFLINE, Program, answering
 from bench.harness.node import Rig, wait_for
 
 Start = Callable[..., Program]
+# Four layers of 1024 x 1024 float32: parameters, gradients and two states of AdamW.
+MODEL_MIB = 4 * 4 * 4
+# Workspaces of cuBLAS and buckets of NCCL.
+CACHE_MIB = 96
 
 
 @pytest.fixture
@@ -42,7 +46,9 @@ def test_two_ranks_train(program: Start, rig: Rig, torch: str, job: int | None) 
     for rank in ranks:
         rank.send("train 5")
     first, second = (rank.answer() for rank in ranks)
-    assert first["card"] == 0 and second["card"] == 1 and first["held"] == second["held"] > 0
+    assert first["card"] == 0 and second["card"] == 1
+    assert first["model"] == second["model"] == MODEL_MIB
+    assert all(MODEL_MIB <= rank["held"] < 2 * MODEL_MIB + CACHE_MIB for rank in (first, second))
     tenants = [one for one in rig.link.stats() if one.job_id == job]
     assert len(tenants) == (2 if job else 0) and all(one.launches > 20 for one in tenants)
     for rank in ranks:

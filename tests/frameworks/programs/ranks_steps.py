@@ -17,7 +17,10 @@ WIDTH = 1024
 
 
 def train(steps: int = 5) -> dict[str, Any]:
-    """Steps of a wrapped model, then other collective calls; the card and its MiB."""
+    """Steps of a wrapped model, then other collective calls; the card and the MiB of the model.
+
+    What else is allocated depends on time: NCCL's watchdog frees tensors of ended calls later.
+    """
     torch.cuda.set_device(RANK)
     torch.distributed.init_process_group("nccl")
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).cuda()
@@ -32,9 +35,12 @@ def train(steps: int = 5) -> dict[str, Any]:
     torch.distributed.broadcast(parts[0], src=0)
     torch.distributed.barrier()
     torch.cuda.synchronize()
+    states = [part for one in optimizer.state.values() for part in one.values() if part.is_cuda]
+    tensors = [*model.parameters(), *(one.grad for one in model.parameters()), *states]
+    model_mib = sum(one.nbytes for one in tensors) >> 20
     held = torch.cuda.memory_allocated() >> 20
     torch.distributed.destroy_process_group()
-    return {"card": torch.cuda.current_device(), "held": held}
+    return {"card": torch.cuda.current_device(), "held": held, "model": model_mib}
 
 
 if __name__ == "__main__":
