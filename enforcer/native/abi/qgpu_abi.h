@@ -71,6 +71,7 @@ struct qg_grant_card {      /* one card of a grant */
 };
 #define QG_GRANT_CARD_MANAGED_RESIDENT 0x1u /* managed memory is charged as NVML sees it */
 #define QG_GRANT_CARD_RECLAIMABLE      0x2u /* the job's memory may be taken back */
+#define QG_GRANT_CARD_MOVED            0x4u /* not the card that Slurm booked: moved here */
 
 struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
     uint32_t magic;   /* QG_MAGIC */
