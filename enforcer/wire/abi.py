@@ -21,6 +21,7 @@ from enforcer.wire.layout import (
     CLASS_ONLINE,
     GRANT_ACTIVE,
     GRANT_CARD_MANAGED_RESIDENT,
+    GRANT_CARD_MOVED,
     GRANT_CARD_RECLAIMABLE,
     GRANT_REFUSED,
     GRANT_VERSION,
@@ -125,7 +126,9 @@ def pack_card(
     page = GrantCardPage()
     page.flags = GRANT_CARD_MANAGED_RESIDENT if managed == "resident" else 0
     page.flags |= GRANT_CARD_RECLAIMABLE if reclaimable else 0
+    page.flags |= GRANT_CARD_MOVED if card.home else 0
     page.uuid = c_text(card.uuid, UUID_LEN, "card UUID")
+    page.home = c_text(card.home, UUID_LEN, "UUID of the card's home")
     page.minor = bounded(card.minor, 0, 2**32 - 1, "minor number of the card")
     page.index = bounded(card.index, 0, 2**32 - 1, "index of the card")
     page.share = bounded(card.share, 1, 100, f"share on card {card.uuid}")
@@ -194,5 +197,5 @@ def _require_terminated(page: GrantPage) -> None:
         if len(getattr(page, name)) >= field.size:
             raise AbiError(f"the field {name} of the grant is not terminated")
     for i in range(page.ncards):
-        if len(page.cards[i].uuid) >= UUID_LEN:
-            raise AbiError(f"the UUID of card {i} of the grant is not terminated")
+        if max(len(page.cards[i].uuid), len(page.cards[i].home)) >= UUID_LEN:
+            raise AbiError(f"a UUID of card {i} of the grant is not terminated")

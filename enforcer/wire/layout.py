@@ -76,7 +76,7 @@ class GrantCardPage(ctypes.Structure):
         ("flags", c_uint32),
         ("mem_cap", c_uint64),
         ("mem_total", c_uint64),
-        ("reserved", c_uint8 * 48),
+        ("home", c_char * 48),
     ]
 
 

@@ -53,7 +53,8 @@ class ArbiterGone(ConnectionError):
 
 
 _REFUSALS = {
-    errno.EINVAL: "a value is out of range, or unknown to this version of it",
+    errno.EINVAL: "a value is out of range, contradicts another grant of the job, or is unknown to"
+    " this version of it",
     errno.ENODEV: "the card is not known yet; send its settings first",
     errno.ENOSPC: "there is no room for more",
     errno.EEXIST: "the job is known with another user",
@@ -175,9 +176,12 @@ class ArbiterLink:
         for message in grant_messages(grant, contexts, held):
             self._command(message, f"the grant of job {grant.job_id}")
 
-    def revoke(self, job_id: int) -> None:
-        """End a job. Call `stats` first: its totals are dropped. Unknown jobs are no error."""
+    def revoke(self, job_id: int, uuid: str = "") -> None:
+        """End a job, or with `uuid` its tenant of that card alone, whose processes then register
+        again. Call `stats` first: totals are dropped. Unknown ones are no error.
+        """
         message = abi.CtlRevoke(head=abi.head(abi.CTL_REVOKE, abi.CtlRevoke), job_id=job_id)
+        message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
         self._command(message, f"the end of job {job_id}")
 
     def synced(self) -> None:

@@ -151,15 +151,17 @@ class CtlGrant(ctypes.Structure):
         ("flags", c_uint32),
         ("mem_cap", c_uint64),
         ("mem_context", c_uint64),
+        ("home", c_char * 48),
     ]
 
 
 class CtlRevoke(ctypes.Structure):
-    """struct qg_ctl_revoke: the job ended."""
+    """struct qg_ctl_revoke: the job ended, or left one card."""
 
     _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("job_id", c_uint64),
+        ("uuid", c_char * 48),
     ]
 
 

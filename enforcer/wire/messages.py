@@ -212,6 +212,7 @@ def grant_messages(
         msg.uid = grant.uid
         msg.job_class = abi.CLASS_CODES[grant.job_class]
         msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
+        msg.home = abi.c_text(card.home, abi.UUID_LEN, "UUID of the card's home")
         msg.share = card.share
         msg.mem_cap = card.mem_cap
         msg.mem_context = abi.bounded(contexts.get(card.uuid, 0), 0, 2**64 - 1, "context")

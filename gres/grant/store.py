@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gres.config.site import JobClass
+from gres.grant.card import HERE, check_cards, check_integer, check_text
+from gres.grant.card import GrantCard as GrantCard
+from gres.grant.card import GrantError as GrantError
 from gres.printable import printable
 
 GrantState = Literal["active", "refused", "whole"]
@@ -29,58 +32,12 @@ RUN_BASE = 1 << 40  # job numbers of `qgpu run` begin here, above Slurm's 32 bit
 MAX_JOB = 2**53 - 1  # largest integer that each JSON reader keeps exactly
 MAX_FILE_BYTES = 64 * 1024  # a grant with MAX_CARDS cards has a tenth of it
 MAX_MESSAGE_BYTES = 511  # field `message` of qg_grant, less its NUL
-_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}")
 _NAME = re.compile(r"([1-9][0-9]{0,15})\.json")
 _OVER = re.compile(r"[1-9][0-9]{0,15}\.over")
 
 
-class GrantError(ValueError):
-    """A grant or its file is unusable; the text is a sentence with the job or the file."""
-
-
 class GrantMissing(GrantError):
     """There is no grant of that job."""
-
-
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise GrantError(f"{name} is {value!r}, but must be a whole number from {low} to {high}")
-
-
-def _text(name: str, value: object, limit: int) -> None:
-    if not isinstance(value, str) or "\0" in value or len(value.encode(errors="replace")) > limit:
-        raise GrantError(f"{name} must be text of at most {limit} bytes")
-
-
-@dataclass(frozen=True)
-class GrantCard:
-    """One card of a grant. `mem_cap` and `mem_total` are bytes, `share` is percent of its compute.
-
-    `governed`: False if isolation was none at the start of the job: no gate, and `mem_cap` is the
-    card.
-    """
-
-    uuid: str
-    minor: int
-    index: int
-    share: int
-    mem_cap: int
-    mem_total: int
-    governed: bool = True
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.uuid, str) or not _UUID.fullmatch(self.uuid):
-            raise GrantError(
-                f"uuid is {self.uuid!r}, but must look like GPU-... or MIG-... in at most 47"
-                " characters"
-            )
-        _integer("minor", self.minor, 0, 2**20 - 1)
-        _integer("index", self.index, 0, 1023)
-        _integer("share", self.share, 1, 100)
-        _integer("mem_total", self.mem_total, 1, 2**63 - 1)
-        _integer("mem_cap", self.mem_cap, 1, self.mem_total)
-        if not isinstance(self.governed, bool):
-            raise GrantError(f"governed is {self.governed!r}, but must be true or false")
 
 
 @dataclass(frozen=True)
@@ -107,22 +64,17 @@ class Grant:
     reclaimable: bool = False
 
     def __post_init__(self) -> None:
-        _integer("job_id", self.job_id, 1, MAX_JOB)
-        _integer("uid", self.uid, 0, 2**32 - 2)
-        _integer("gid", self.gid, 0, 2**32 - 2)
-        _integer("created_ns", self.created_ns, 0, 2**63 - 1)
-        _text("node", self.node, 63)
-        _text("message", self.message, MAX_MESSAGE_BYTES)
-        _text("run_dir", self.run_dir, 159)
-        _text("driver_path", self.driver_path, 255)
-        _text("shim_path", self.shim_path, 255)
+        check_integer("job_id", self.job_id, 1, MAX_JOB)
+        check_integer("uid", self.uid, 0, 2**32 - 2)
+        check_integer("gid", self.gid, 0, 2**32 - 2)
+        check_integer("created_ns", self.created_ns, 0, 2**63 - 1)
+        check_text("node", self.node, 63)
+        check_text("message", self.message, MAX_MESSAGE_BYTES)
+        check_text("run_dir", self.run_dir, 159)
+        check_text("driver_path", self.driver_path, 255)
+        check_text("shim_path", self.shim_path, 255)
         self._check_state()
-        if len(self.cards) > MAX_CARDS or len({card.uuid for card in self.cards}) != len(
-            self.cards
-        ):
-            raise GrantError(
-                f"the grant of job {self.job_id} must name at most {MAX_CARDS} cards, each once"
-            )
+        check_cards(self.job_id, self.cards, MAX_CARDS)
 
     def _check_state(self) -> None:
         if self.state not in get_args(GrantState):
@@ -147,7 +99,7 @@ class Grant:
 
         `reclaimable` is there only where it is true: other grants stay what older versions read.
         """
-        body = asdict(self) | {"cards": [asdict(card) for card in self.cards]}
+        body = asdict(self) | {"cards": [card.to_dict() for card in self.cards]}
         if not self.reclaimable:
             del body["reclaimable"]
         return json.dumps({"version": VERSION, **body}, indent=1, ensure_ascii=True) + "\n"
@@ -168,7 +120,13 @@ class Grant:
         if not isinstance(cards, list):
             raise GrantError("cards must be a list")
         names = {field.name for field in fields(GrantCard)}
-        return cls(**body, cards=tuple(GrantCard(**_only(card, names, "card")) for card in cards))
+        return cls(**body, cards=tuple(GrantCard(**_card(card, names)) for card in cards))
+
+
+def _card(data: object, names: set[str]) -> dict[str, Any]:
+    """The keys of one card; `home` and `home_minor` may be missing, but only together."""
+    here = HERE if isinstance(data, dict) and not set(HERE) & set(data) else {}
+    return _only({**here, **data} if isinstance(data, dict) else data, names, "card")
 
 
 def _only(data: object, names: set[str], what: str) -> dict[str, Any]:

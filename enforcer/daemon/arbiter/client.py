@@ -219,13 +219,15 @@ class SocketArbiter:
         except AbiError as error:
             raise ArbiterRefusedError(str(error)) from None
 
-    def revoke(self, job_id: int) -> None:
-        """The job ended."""
-        self._grants.pop(job_id, None)
-        self._held.discard(job_id)
-        self._waits = {key: action for key, action in self._waits.items() if key[0] != job_id}
+    def revoke(self, job_id: int, uuid: str = "") -> None:
+        """The job ended, or left one card."""
+        if not uuid:
+            self._grants.pop(job_id, None)
+            self._held.discard(job_id)
+        waits = self._waits.items()
+        self._waits = {k: a for k, a in waits if k[0] != job_id or uuid not in ("", k[1])}
         try:
-            self._link.revoke(job_id)
+            self._link.revoke(job_id, uuid)
         except (link.ArbiterGone, link.ArbiterError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None

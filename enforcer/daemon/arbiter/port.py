@@ -106,8 +106,10 @@ class Arbiter(Protocol):
         """The report on hardware preemption, per tenant and per card."""
         ...
 
-    def revoke(self, job_id: int) -> None:
-        """The job ended."""
+    def revoke(self, job_id: int, uuid: str = "") -> None:
+        """The job ended. With `uuid` it left that card alone: its processes lose their connection
+        at once, and register again where its grant has that card or names it as `home`.
+        """
         ...
 
     def processes(self) -> list[ProcessUse]:
@@ -321,13 +323,15 @@ class FakeArbiter:
         """No descriptor."""
         return None
 
-    def revoke(self, job_id: int) -> None:
-        """Forget one grant and its tenants."""
+    def revoke(self, job_id: int, uuid: str = "") -> None:
+        """Forget one grant and its tenants, or only the tenant of one card."""
         self._check()
-        self.grants.pop(job_id, None)
-        self.held.discard(job_id)
-        self._tenants = {key: value for key, value in self._tenants.items() if key[0] != job_id}
-        self.calls.append(f"revoke {job_id}")
+        if not uuid:
+            self.grants.pop(job_id, None)
+            self.held.discard(job_id)
+        kept = {k: v for k, v in self._tenants.items() if k[0] != job_id or uuid not in ("", k[1])}
+        self._tenants = kept
+        self.calls.append(f"revoke {job_id} {uuid}".rstrip())
 
     def tenants(self) -> list[Tenant]:
         """The counters set by `count`."""

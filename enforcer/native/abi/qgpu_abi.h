@@ -67,7 +67,8 @@ struct qg_grant_card {      /* one card of a grant */
     uint32_t flags;         /* QG_GRANT_CARD_*; a shim may ignore them */
     uint64_t mem_cap;       /* bytes that the job may hold on this card */
     uint64_t mem_total;     /* bytes of the card, for messages */
-    uint8_t reserved[48];
+    /* "", or the UUID of the card that Slurm booked: the job was moved from it to this one */
+    char home[QG_UUID_LEN];
 };
 #define QG_GRANT_CARD_MANAGED_RESIDENT 0x1u /* managed memory is charged as NVML sees it */
 #define QG_GRANT_CARD_RECLAIMABLE      0x2u /* the job's memory may be taken back */

@@ -25,7 +25,7 @@ enum qg_msg_type {
     QG_CTL_HELLO = 16,
     QG_CTL_CARD = 17,   /* settings of one card */
     QG_CTL_GRANT = 18,  /* one (job, card); the same again updates it */
-    QG_CTL_REVOKE = 19, /* job ended */
+    QG_CTL_REVOKE = 19, /* the job ended, or left one card */
     QG_CTL_SYNCED = 20, /* end of the full list: unconfirmed grants are revoked */
     QG_CTL_STATS = 21,  /* what QG_CTL_LIST asks for: all tenants */
     QG_CTL_TENANT = 22, /* answer, one per tenant, then QG_CTL_END */
@@ -102,15 +102,20 @@ struct qg_ctl_grant { /* one (job, card) */
     uint32_t flags; /* QG_GRANT_* */
     uint64_t mem_cap;
     uint64_t mem_context; /* as in the gate page, until QG_CTL_OVERHEAD */
+    /* "", or the UUID by which the job's processes name this card: they began on that one, and the
+     * job was moved */
+    char home[QG_UUID_LEN];
 };
 /* isolation was none when the job started: its gate stays open on this card */
 #define QG_GRANT_UNGOVERNED 0x1u
 /* its memory leaves the card: its gate is closed, QG_GATE_WHY_MEMORY, until a GRANT without it */
 #define QG_GRANT_HELD 0x2u
 
-struct qg_ctl_revoke { /* the job ended */
+struct qg_ctl_revoke { /* the job ended, or left one card */
     struct qg_msg_head head;
     uint64_t job_id;
+    /* "": all its cards. Else this one alone, and its processes have to register again at once */
+    char uuid[QG_UUID_LEN];
 };
 
 struct qg_ctl_list { /* asks for a list; its answers share packets */
@@ -294,8 +299,8 @@ struct qg_ctl_hwtenant { /* what hardware preemption did with one tenant */
 QG_PIN(struct qg_register, 80);
 QG_PIN(struct qg_registered, 288);
 QG_PIN(struct qg_ctl_card, 96);
-QG_PIN(struct qg_ctl_grant, 104);
-QG_PIN(struct qg_ctl_revoke, 24);
+QG_PIN(struct qg_ctl_grant, 152);
+QG_PIN(struct qg_ctl_revoke, 72);
 QG_PIN(struct qg_ctl_ack, 32);
 QG_PIN(struct qg_ctl_tenant, 288);
 QG_PIN(struct qg_ctl_process, 112);

@@ -49,6 +49,47 @@ def test_a_grant_survives_the_file(store: GrantStore) -> None:
     assert (path.stat().st_mode & 0o777, json.loads(path.read_text())["version"]) == (0o600, 1)
 
 
+def test_a_moved_job_names_its_home(store: GrantStore) -> None:
+    """Absent where it was not moved, so older versions read such a file, and this one theirs."""
+    moved = replace(CARD, home="GPU-1111", home_minor=3)
+    grant = replace(GRANT, cards=(moved,))
+    assert Grant.from_json(grant.to_json()) == grant
+    assert (moved.name, CARD.name) == ("GPU-1111", "GPU-0000")
+    assert "home" not in GRANT.to_json()
+    for key in ("home", "home_minor"):
+        body = json.loads(grant.to_json())
+        del body["cards"][0][key]
+        with pytest.raises(GrantError, match=f"these differ: \\['{key}'\\]"):
+            Grant.from_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"home": "card 1", "home_minor": 1}, "must look like GPU-"),
+        ({"home": "GPU-1111"}, "home_minor is -1"),
+        ({"home_minor": 1}, "not moved is 1"),
+        ({"home": None}, "home is None"),
+        ({"home": "GPU-1111", "home_minor": True}, "home_minor is True"),
+    ],
+)
+def test_a_home_is_checked(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(GrantError, match=why):
+        replace(CARD, **changes)  # type: ignore[arg-type]
+
+
+def test_names_of_cards_are_never_ambiguous() -> None:
+    """By a home a process means one card of its job."""
+    here = replace(CARD, home="GPU-1111", home_minor=3)
+    for home in ("GPU-0000", "GPU-1111", "GPU-2222"):
+        other = replace(CARD, uuid="GPU-2222", home=home, home_minor=3)
+        with pytest.raises(GrantError, match=f"names {home} as the home"):
+            replace(GRANT, cards=(here, other))
+    with pytest.raises(GrantError, match="names GPU-0000 as the home"):
+        replace(GRANT, cards=(replace(CARD, home=CARD.uuid, home_minor=0),))
+    replace(GRANT, cards=(here, replace(CARD, uuid="GPU-2222", home="GPU-3333", home_minor=5)))
+
+
 def test_writing_again_replaces_whole_and_leaves_nothing_behind(store: GrantStore) -> None:
     old = os.umask(0o077)
     try:

@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 
 from enforcer.wire import abi
-from enforcer.wire.messages import stats
+from enforcer.wire.messages import grant_messages, stats
 from gres.grant.store import Grant, GrantCard
 
 ACTIVE = Grant(
@@ -54,6 +54,20 @@ def test_grant_says_that_its_memory_may_be_taken_back() -> None:
     assert [page.cards[i].flags for i in range(2)] == [flags, flags]
 
 
+def test_grant_says_from_where_the_job_was_moved() -> None:
+    here, stays = ACTIVE.cards
+    moved = dataclasses.replace(here, home="GPU-home", home_minor=1)
+    grant = dataclasses.replace(ACTIVE, cards=(moved, stays))
+    page = abi.unpack_grant(abi.pack_grant(grant))
+    found = [(page.cards[i].uuid, page.cards[i].home, page.cards[i].flags) for i in range(2)]
+    assert found == [
+        (b"GPU-abc", b"GPU-home", abi.GRANT_CARD_MOVED),
+        (b"MIG-def", b"", 0),
+    ]
+    sent = [(message.uuid, message.home) for message in grant_messages(grant)]
+    assert sent == [(b"GPU-abc", b"GPU-home"), (b"MIG-def", b"")]
+
+
 def test_refused_grant_carries_its_sentence() -> None:
     refused = Grant(job_id=1, uid=1, gid=1, node="n", state="refused", message="no: because")
     page = abi.unpack_grant(abi.pack_grant(refused))
@@ -93,6 +107,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (36, (17).to_bytes(4, "little"), "number of cards in the grant is 17"),
         (48, b"n" * 64, "field node of the grant is not terminated"),
         (1536, b"G" * 48, "UUID of card 0 of the grant is not terminated"),
+        (1536 + 80, b"G" * 48, "UUID of card 0 of the grant is not terminated"),
     ],
 )
 def test_damaged_grants_are_named(offset: int, value: bytes, why: str) -> None:

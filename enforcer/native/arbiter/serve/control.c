@@ -91,7 +91,8 @@ static int on_grant(struct arbiter *a, const void *buf)
     bool class_known = m.job_class == QG_CLASS_ONLINE || m.job_class == QG_CLASS_OFFLINE;
     if (!m.job_id || !class_known || m.share < 1 || m.share > 100)
         return EINVAL;
-    if (m.flags & ~GRANT_FLAGS || !qg_terminated(m.uuid, sizeof(m.uuid)))
+    if (m.flags & ~GRANT_FLAGS || !qg_terminated(m.uuid, sizeof(m.uuid)) ||
+        !qg_terminated(m.home, sizeof(m.home)) || strcmp(m.home, m.uuid) == 0)
         return EINVAL;
     return -tenant_grant(a, &m);
 }
@@ -234,7 +235,11 @@ static void on_revoke(struct arbiter *a, const void *buf)
 {
     struct qg_ctl_revoke m;
     memcpy(&m, buf, sizeof(m));
-    each_tenant(a, revoke_job, m.job_id);
+    struct tenant *t = m.uuid[0] ? tenant_of(a, m.uuid, m.job_id) : NULL;
+    if (!m.uuid[0])
+        each_tenant(a, revoke_job, m.job_id);
+    else if (t && !t->id.revoked)
+        tenant_revoke(a, t);
 }
 
 static bool on_list(struct arbiter *a, struct conn *c, const void *buf)
