@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from cli.sandbox import bpf
 from cli.sandbox.errors import SandboxError
+from enforcer.daemon.devices import bpf
 
 Choice = Literal["auto", "v1", "v2"]
 Names = Literal["slurm", "job", "sluid"]  # of jobs' cgroups; slurm: as that version does by itself

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.sandbox import bpf, cgroups
+from cli.sandbox import cgroups
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.files import build_dir
 from cli.sandbox.options import CGROUP_VARIABLE, SandboxOptions
+from enforcer.daemon.devices import bpf
 
 ROW = "36 30 0:{minor} / {place} rw,relatime shared:9 - {kind} none rw\n"
 
