@@ -1,0 +1,60 @@
+"""Which jobs that left return, in what order, and what room they need."""
+
+from __future__ import annotations
+
+from enforcer.reclaim.decide import decide
+from enforcer.reclaim.model import Card, Hold, Job, Return, Settings
+
+SECOND = 10**9
+RULES = Settings(hysteresis_ns=10 * SECOND)
+
+
+def away(number: int, size: int, left: int = 0) -> Job:
+    """A job that left card a with so much."""
+    return Job(number, False, {"a": Hold(80, 0, size)}, number, "checkpointed", left)
+
+
+def room(free: int, *jobs: Job) -> set[int]:
+    """Those for which there is room."""
+    return set(decide([Card("a", free)], jobs, [], 0, {}, RULES).room_since)
+
+
+def test_room_must_last_and_the_first_to_leave_returns_first() -> None:
+    jobs = [away(1, 60, left=7), away(2, 10, left=3)]
+    first = decide([Card("a", 65)], jobs, [], 100, {}, RULES)
+    assert (first.orders, first.room_since) == ((), {2: 100})
+    later = decide([Card("a", 65)], jobs, [], 100 + 10 * SECOND, first.room_since, RULES)
+    assert later.orders == (Return(2),)
+    gone = decide([Card("a", 5)], jobs, [], 100 + 11 * SECOND, first.room_since, RULES)
+    assert (gone.orders, gone.room_since) == ((), {})
+
+
+def test_a_job_returns_once_all_its_cards_have_room() -> None:
+    holds = {"a": Hold(80, 0, 20), "b": Hold(80, 0, 20)}
+    job = Job(1, False, holds, 1, "checkpointed")
+    for free_a, free_b, room in ((20, 20, {1: 5}), (19, 20, {}), (20, 19, {})):
+        cards = [Card("a", free_a), Card("b", free_b)]
+        assert decide(cards, [job], [], 5, {}, RULES).room_since == room
+    assert decide([Card("a", 80)], [job], [], 5, {}, RULES).room_since == {}
+
+
+def test_a_return_needs_what_it_took_away_beside_what_is_kept() -> None:
+    online = Job(9, True, {"a": Hold(50, 20)})
+    assert room(59, online, away(1, 30)) == set()
+    assert room(60, online, away(1, 30)) == {1}
+    assert room(0, Job(2, False, {"a": Hold(80, 30)}, 2, "leaving"), away(1, 30)) == set()
+    assert room(25, away(1, 10), away(2, 10)) == {1, 2}
+
+
+def test_a_card_is_closed_behind_the_first_that_has_no_room() -> None:
+    assert room(50, away(1, 60, left=3), away(2, 10, left=7)) == set()
+    both = {"a": Hold(80, 0, 60), "b": Hold(80, 0, 10)}
+    first = Job(1, False, both, 1, "checkpointed", 3)
+    other = Job(2, False, {"b": Hold(80, 0, 10)}, 2, "checkpointed", 7)
+    cards = [Card("a", 50), Card("b", 80)]
+    assert decide(cards, [first, other], [], 0, {}, RULES).room_since == {}
+
+
+def test_of_jobs_that_left_at_once_the_lower_number_returns_first() -> None:
+    assert room(30, away(2, 30, left=5), away(1, 30, left=5)) == {1}
+    assert room(30, away(2, 30, left=4), away(1, 30, left=5)) == {2}
