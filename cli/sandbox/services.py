@@ -206,13 +206,13 @@ def start_slurmctld(cluster: Cluster) -> None:
 
 
 def start_slurmd(cluster: Cluster, node: str) -> None:
-    """slurmd of one node."""
+    """slurmd of one node. Its environment says where the cards are: to slurmstepd, not to jobs."""
     wrapped = cluster.layout.slurmd
     program = str(wrapped) if wrapped.exists() else "slurmd"
     argv = [program, "-D", "-N", node, "-f", str(cluster.layout.slurm_conf)]
-    cluster.daemons.start(
-        f"{node}.slurmd", argv, Path(f"{cluster.layout.node(node).log('slurmd')}.out")
-    )
+    paths = cluster.layout.node(node)
+    cards = {"QGPU_SIM_DIR": str(paths.sim_dir)}
+    cluster.daemons.start(f"{node}.slurmd", argv, Path(f"{paths.log('slurmd')}.out"), cards)
 
 
 def await_nodes(cluster: Cluster, seconds: float = 30) -> None:

@@ -3,7 +3,7 @@
  * What the sources of the SPANK plugin share. dispatch.c says which hook runs in which process and
  * as which user. options.c and client.c run in the clients (sbatch, salloc, srun), the others in
  * slurmstepd: args.c reads plugstack.conf, step.c notes the step, grant.c reads the grant as root,
- * task.c prepares one task by preload.c or mounts.c, and memory.c.
+ * task.c prepares one task by preload.c or mounts.c, memory.c, and moved.c.
  */
 #ifndef QGPU_SPANK_H
 #define QGPU_SPANK_H
@@ -79,6 +79,10 @@ bool qg_preload_list(const char *list, const char *shim, const char *nvml, char 
  * for a text as /proc/PID/cgroup has it, which it takes apart: false with a sentence in why. */
 void qg_memory_prepare(const struct qg_grant *grant, uint32_t job_id);
 bool qg_memory_as_job(const char *root, char *groups, char *why, size_t size);
+
+/* moved.c: as the user, before the program starts: waits until the device cgroup allows the cards
+ * that the job was moved to, for 5 s at most. Never fails the task. */
+void qg_moved_wait(const struct qg_grant *grant, uint32_t job_id);
 
 /* The path of qgpu's NVML, which lies beside the shim. Empty if there is none. */
 void qg_nvml_beside(const char *shim, char *out, size_t size);

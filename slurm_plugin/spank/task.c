@@ -307,6 +307,8 @@ void qg_task_as_user(spank_t sp)
             refuse("the limits of this job could not be put into its environment (is LD_PRELOAD "
                    "longer than 128 KiB?)");
     }
+    if (task.verdict == GOVERN)
+        qg_moved_wait(&task.grant, (uint32_t)task.grant.job_id);
     if (task.verdict == LEAVE_ALONE) {
         remove_inherited(sp);
         if (task.grant.state == QG_GRANT_WHOLE)
