@@ -52,7 +52,7 @@ local function default_partition(part_list)
     return nil
 end
 
--- `extra` exists since 23.02; reading it in an older Slurm fills slurmctld's log with errors.
+-- A job has `extra` since 23.02; reading it in an older Slurm fills slurmctld's log with errors.
 local function extra_of(record, t)
     return t.has_extra and record.extra or nil
 end
@@ -166,6 +166,7 @@ local function judge(t, job_desc, part_list)
 end
 
 local function submit(t, job_desc, part_list)
+    bounds.drop_extra(job_desc, t)
     local decision, refusal = judge(t, job_desc, part_list)
     if not decision then
         return refused(refusal)

@@ -2,12 +2,14 @@
  *
  * A client of Slurm's C interface that puts a long text into one field of a job.
  *
- *     big_client FIELD BYTES PIECE [COUNT [NODE [JOBID]]]
+ *     big_client FIELD BYTES PIECE [COUNT [NODE [JOBID | ask]]]
  *
  * The text repeats PIECE. spank_job_env gets COUNT such texts. NODE ("" for any) is where the job
- * shall run. With JOBID that job is changed. Prints the job's number, or slurmctld's words.
+ * shall run. With JOBID that job is changed; `ask` only asks when the job would start (and prints
+ * 0). Prints the job's number, or slurmctld's words.
  */
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,7 +88,9 @@ int main(int argc, char **argv)
         return 2;
     slurm_init(NULL);
     slurm_init_job_desc_msg(&job);
-    if (argc > 6) {
+    bool ask = argc > 6 && !strcmp(argv[6], "ask");
+
+    if (argc > 6 && !ask) {
         uint32_t number = strtoul(argv[6], NULL, 10);
 #if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(25, 11, 0)
         job.step_id.job_id = number;
@@ -109,6 +113,8 @@ int main(int argc, char **argv)
     if (argc > 5 && *argv[5])
         job.req_nodes = argv[5];
     set_field(&job, argv, count);
+    if (ask)
+        return said(slurm_job_will_run(&job), 0);
     int code = slurm_submit_batch_job(&job, &answer);
 #if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(25, 11, 0)
     return said(code, answer ? answer->step_id.job_id : 0);

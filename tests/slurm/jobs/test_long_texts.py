@@ -71,6 +71,16 @@ def test_no_other_text_of_the_prolog_is_so_long(live: Live, client: str) -> None
     assert_others_work(live)
 
 
+def test_a_text_that_slurm_frees_twice_does_not_reach_it(live: Live, client: str) -> None:
+    """Slurm 22.05 gives a job `extra` without a copy, and frees it with the request and the job."""
+    for more in (("", "ask"), ()):
+        said, _ = big(live, client, "extra", 40, "x", 1, *more)
+        assert said.isdigit(), said
+    live.wait_gone(int(said))
+    assert live.sandbox.services()["slurmctld"]
+    assert_others_work(live)
+
+
 @pytest.mark.parametrize("field", ["tres_per_node", "tres_per_task", "qos", "partition"])
 def test_a_list_of_millions_of_entries_keeps_nobody_waiting(
     live: Live, client: str, field: str

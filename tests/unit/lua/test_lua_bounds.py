@@ -52,6 +52,23 @@ def test_extra_is_bounded_where_it_is_read(version: str) -> None:
     assert outcome(long, "old", version).key is None
 
 
+@pytest.mark.parametrize("version", LUA_VERSIONS)
+def test_extra_is_taken_from_a_request_where_slurm_frees_it_twice(
+    version: str, tmp_path: Path
+) -> None:
+    old = Slurm(version, "old", tmp_path)
+    assert old.submit(partition="cpu", extra="mine") == (0, {"extra": ""}, "")
+    assert old.submit(partition="cpu", extra="x" * 60_000) == (0, {"extra": ""}, "")
+    assert old.submit(partition="cpu")[1] == {}
+    code, written, _ = old.submit(gres="gres:qgpu:nonsense", extra="mine")
+    assert (code, written) == (2072, {"extra": ""})
+
+
+def test_extra_stays_where_slurm_keeps_it(tmp_path: Path) -> None:
+    mixed = Slurm(LUA_VERSIONS[0], "mixed", tmp_path)
+    assert mixed.submit(partition="cpu", extra="mine")[:2] == (0, {})
+
+
 def test_a_job_without_cards_may_have_a_text_as_long_as_slurm_takes(one: Slurm) -> None:
     assert one.submit(comment="x" * 1024) == (0, {}, "")
 

@@ -68,11 +68,11 @@ class Slurm:
         for file in ("job_submit.lua", "cli_filter.lua"):
             self.lua.eval("dofile")(str(tmp_path / file))
 
-    def _record(self, values: dict[str, Any]) -> Any:
+    def _record(self, values: dict[str, Any], extra: bool = True) -> Any:
         table = self.lua.table_from(
             {key: value for key, value in values.items() if value is not None}
         )
-        return self.lua.globals()["record"](table, self.has_extra)
+        return self.lua.globals()["record"](table, extra)
 
     def _said(self) -> str:
         return "\n".join(self.lua.globals()["messages"].values())
@@ -89,7 +89,7 @@ class Slurm:
     def modify(self, job: dict[str, Any], **fields: Any) -> tuple[int, dict[str, Any], str]:
         """The same for `scontrol update` of a job."""
         desc, written = self._record(fields)
-        rec, untouched = self._record(job)
+        rec, untouched = self._record(job, self.has_extra)
         code = self.lua.globals()["slurm_job_modify"](desc, rec, self.lua.table_from({}), 1000)
         assert not dict(untouched)
         return code, dict(written), self._said()
