@@ -130,7 +130,7 @@ struct qg_gate_page { /* written by the arbiter, read-only for the job */
     uint64_t mem_context; /* bytes to reserve for each new context of the job on this card */
     uint32_t flags;       /* offset 64: the gate word */
     uint32_t reserved2;
-    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, at least every lease_ms / 4 */
+    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, at least every lease_ms / 4; or QG_BEAT_LEFT */
     uint64_t changed_ns;   /* CLOCK_MONOTONIC of the last change of flags */
     uint64_t changes;      /* number of changes of CLOSED, both ways */
     uint32_t mem_wait;  /* 1: an allocation that the driver refuses waits; 0: the refusal stands */
@@ -139,6 +139,10 @@ struct qg_gate_page { /* written by the arbiter, read-only for the job */
     uint32_t mem_changes; /* counts changes of these three; a futex (shared) */
     uint8_t pad1[16];
 };
+
+/* The job left the card of this page, whose gate stays closed: it never becomes too old. The
+ * process has to register again. */
+#define QG_BEAT_LEFT 0x8000000000000000u
 
 /* ---- job page: one per tenant; every process of the job on that card writes its own slot ---- */
 

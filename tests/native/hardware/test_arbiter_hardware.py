@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import arbiter_support as a
@@ -109,6 +110,28 @@ def test_groups_reported_while_the_tenant_is_stopped_are_stopped_too(tmp_path: P
         ends(offline)
         assert (first.stops, ready.stops, ready.continues) == (1, 1, 1)
         a.wait_for(lambda: here.descriptors() == 1, "descriptors of former messages are closed")
+
+
+def test_a_job_that_was_moved_here_has_gating_alone(tmp_path: Path) -> None:
+    """Its older processes report nothing here, so STOP would stop a part of it. A process that is
+    about to end a context still gets its answer.
+    """
+    with node(tmp_path) as here:
+        here.sync((1, "online"))
+        here.hardware()
+        (card,) = a.grant(2, "offline", 50, 8 * a.GIB, *here.cards).cards
+        moved = replace(card, home=a.CARD2, home_minor=5)
+        here.link.grant(replace(a.grant(2, "offline"), cards=(moved,)))
+        offline, online = here.job(2), here.job(1, "online", tell=False)
+        for uuid in (here.cards[0], a.CARD2):
+            offline.ask(f"peer.tell(uuid={uuid!r})")
+            offline.ask(f"peer.tell({abi.GROUPS_LEAVE}, uuid={uuid!r})")
+            assert offline.ask("peer.order()['action']") == abi.ACT_CONTINUE
+        assert (here.tenant(2).state, here.tenant(2).ngroups) == ("none", 0)
+        online.ask("peer.tenant.begin() and peer.tenant.ring()")
+        a.wait_for(lambda: offline.ask("peer.tenant.closed"), "its gate is closed")
+        assert (here.tenant(2).stops, here.tenant(2).failures) == (0, 0)
+        assert here.descriptors() == 0
 
 
 def test_the_groups_of_a_held_job_go_on(tmp_path: Path) -> None:

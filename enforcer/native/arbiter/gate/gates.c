@@ -76,7 +76,10 @@ static void note_closing(struct tenant *t, uint32_t why, uint64_t bell_ns)
 
 static uint32_t decided_gate(const struct card *card, const struct tenant *t)
 {
-    return t->id.revoked ? QG_GATE_CLOSED | QG_GATE_TRACK : card->policy.tenant[t->index].gate;
+    if (!t->id.revoked)
+        return card->policy.tenant[t->index].gate;
+    /* a job that goes on elsewhere: its allocations wait, too, until it registered there */
+    return QG_GATE_CLOSED | QG_GATE_TRACK | (t->id.left ? QG_GATE_WHY_MEMORY : 0);
 }
 
 static uint64_t oldest_bell(const struct card *card)

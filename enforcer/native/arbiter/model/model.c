@@ -27,6 +27,34 @@ struct tenant *tenant_find(const struct card *card, uint64_t job_id)
     return NULL;
 }
 
+const char *tenant_name(const struct tenant *t)
+{
+    return t->id.home[0] ? t->id.home : t->card->uuid;
+}
+
+struct tenant *tenant_twin(const struct arbiter *a, uint64_t job_id, const char *name,
+                           const struct card *card, bool confirmed)
+{
+    struct tenant *found = NULL;
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        struct tenant *t = a->cards[i] == card ? NULL : tenant_find(a->cards[i], job_id);
+        if (t && !t->id.revoked && (t->id.confirmed || !confirmed) &&
+            strncmp(tenant_name(t), name, QG_UUID_LEN) == 0 &&
+            (!found || t->usage.granted_ns > found->usage.granted_ns))
+            found = t;
+    }
+    return found;
+}
+
+struct tenant *tenant_named(const struct arbiter *a, uint64_t job_id, const char *uuid)
+{
+    struct tenant *t = tenant_twin(a, job_id, uuid, NULL, false);
+    struct card *card = t ? NULL : card_find(a, uuid);
+    if (card)
+        t = tenant_find(card, job_id);
+    return t && !t->id.revoked ? t : NULL;
+}
+
 void card_kick(struct card *card)
 {
     uint64_t one = 1;

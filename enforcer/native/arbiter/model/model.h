@@ -114,12 +114,15 @@ struct tenant_identity {
     uint64_t job_id;
     uid_t uid;
     uint32_t job_class, share;
+    /* UUID by which processes of a moved job name this card, or ""; never changes */
+    char home[QG_UUID_LEN];
     uint64_t mem_cap;
     bool ungoverned; /* isolation was `none` when the job started: its gate stays open */
     bool held;       /* its memory leaves the card: its gate is closed */
     bool confirmed;  /* qgpud has named this job since its last QG_CTL_HELLO */
     bool expected;   /* online, and its processes should return after the arbiter's restart */
     bool revoked;    /* the job ended; the gate of processes that still live stays closed */
+    bool left;       /* revoked, since the job left this card alone: its processes register again */
 };
 
 /* Memory that a tenant is charged beside its slots (tenant/reaped.c). Only the main thread uses it,
@@ -273,6 +276,15 @@ struct card {
 /* model.c */
 struct card *card_find(const struct arbiter *a, const char *uuid);
 struct tenant *tenant_find(const struct card *card, uint64_t job_id);
+/* The standing tenant of the job that its processes mean by this UUID: by a home first, since a
+ * moved job may have a tenant on the card that is another one's home. NULL: there is none. */
+struct tenant *tenant_named(const struct arbiter *a, uint64_t job_id, const char *uuid);
+/* The same, on another card than `card`, and only by the name; confirmed: only one that qgpud has
+ * named since its last QG_CTL_HELLO. The later one, if there are two. */
+struct tenant *tenant_twin(const struct arbiter *a, uint64_t job_id, const char *name,
+                           const struct card *card, bool confirmed);
+/* the UUID by which the job's processes name the tenant's card */
+const char *tenant_name(const struct tenant *t);
 void card_kick(struct card *card);     /* wakes its thread; takes no lock */
 void wants_changed(struct card *card); /* wakes the main thread, to tell it; takes no lock */
 /* bytes that the tenant is charged beside its live slots */

@@ -238,8 +238,8 @@ static void on_revoke(struct arbiter *a, const void *buf)
     struct tenant *t = m.uuid[0] ? tenant_of(a, m.uuid, m.job_id) : NULL;
     if (!m.uuid[0])
         each_tenant(a, revoke_job, m.job_id);
-    else if (t && !t->id.revoked)
-        tenant_revoke(a, t);
+    else if (t)
+        tenant_vacate(a, t);
 }
 
 static bool on_list(struct arbiter *a, struct conn *c, const void *buf)

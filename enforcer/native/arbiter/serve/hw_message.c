@@ -55,11 +55,8 @@ static bool room_for_record(const struct arbiter *a, uid_t uid)
 static struct tenant *sender_tenant(const struct arbiter *a, const struct conn *c,
                                     const struct qg_groups *m, uint32_t *slot)
 {
-    struct card *card = c->registered ? card_find(a, m->uuid) : NULL;
-    struct tenant *t = card && card->hw ? tenant_find(card, m->job_id) : NULL;
-    if (!t || t->id.revoked || !slot_of(a, c, t, slot))
-        return NULL;
-    return t;
+    struct tenant *t = c->registered ? tenant_named(a, m->job_id, m->uuid) : NULL;
+    return t && t->card->hw && slot_of(a, c, t, slot) ? t : NULL;
 }
 
 /* The new record keeps the old one, whose groups may be stopped, as its `former`. An old record
@@ -127,10 +124,12 @@ static void apply_groups(struct hw *hw, struct conn *c, struct tenant *t, uint32
     }
 }
 
-/* Are the tenant's groups used? Those of an online tenant are with weights only. */
+/* Are the tenant's groups used? Those of an online tenant are with weights only. Those of a job
+ * that was moved here are not: its older processes cannot tell that their groups are on this card
+ * now, so they report none, and STOP would stop a part of the job. */
 static bool groups_needed(const struct hw *hw, const struct tenant *t)
 {
-    if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed)
+    if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed || t->id.home[0])
         return false;
     return t->id.job_class == QG_CLASS_OFFLINE || hw->settings.weights;
 }

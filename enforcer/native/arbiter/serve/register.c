@@ -49,14 +49,13 @@ static void answer(struct arbiter *a, struct conn *c, int status, const char *wh
 static struct tenant *find_tenant(const struct arbiter *a, const struct qg_register *m, int *status,
                                   char *why, size_t cap)
 {
-    struct card *card = card_find(a, m->uuid);
-    struct tenant *t = card ? tenant_find(card, m->job_id) : NULL;
-    if (t && !t->id.revoked)
+    struct tenant *t = tenant_named(a, m->job_id, m->uuid);
+    if (t)
         return t;
     *status = a->synced ? EPERM : EAGAIN;
     if (!a->synced)
         snprintf(why, cap, "the grants of this node are not loaded yet; ask again");
-    else if (!card)
+    else if (!card_find(a, m->uuid))
         snprintf(why, cap, "this node has no card %s under qgpu", m->uuid);
     else
         snprintf(why, cap, "job %" PRIu64 " has no grant on card %s", m->job_id, m->uuid);

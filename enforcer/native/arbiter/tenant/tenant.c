@@ -107,6 +107,7 @@ static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant
     t->gate_fd = t->job_fd = t->bell_fd = -1;
     t->id.job_id = g->job_id;
     t->id.job_class = g->job_class;
+    memcpy(t->id.home, g->home, sizeof(t->id.home));
     t->usage.granted_ns = qg_now_ns();
     *err = qg_shared_create("qgpu-gate", QG_PAGE, 1, &t->gate_fd, &gate);
     t->gate = gate;
@@ -165,15 +166,14 @@ static void leave_slot(struct proc *p, const struct tenant *t)
 static void clear_slot(struct arbiter *a, struct tenant *t, uint32_t slot);
 
 /* Lets a revoked tenant go although processes of it live. The gate in the page that they keep stays
- * closed. They register again, and hear that their job has no grant. */
-static void evict(struct arbiter *a, struct tenant *t)
+ * closed. They register again. */
+static void send_away(struct arbiter *a, struct tenant *t)
 {
-    ar_log(a, 1, "job %llu ended on %s; its %u processes make room there for another job",
-           (unsigned long long)t->id.job_id, t->card->uuid, t->nprocs);
     for (uint32_t i = 0, left = t->nprocs; left; i++) {
         struct conn *c = t->slots[i].conn;
         if (!t->slots[i].proc)
             continue;
+        wants_left(a, t, i);
         leave_slot(t->slots[i].proc, t);
         left--;
         hw_process_left(a, t, i);
@@ -181,6 +181,14 @@ static void evict(struct arbiter *a, struct tenant *t)
         if (c)
             conn_close(a, c);
     }
+}
+
+/* Its processes hear that their job has no grant. */
+static void evict(struct arbiter *a, struct tenant *t)
+{
+    ar_log(a, 1, "job %llu ended on %s; its %u processes make room there for another job",
+           (unsigned long long)t->id.job_id, t->card->uuid, t->nprocs);
+    send_away(a, t);
 }
 
 static uint32_t revoked_of(const struct card *card, uid_t uid)
@@ -211,6 +219,17 @@ static void make_room(struct arbiter *a, const struct card *card)
         evict(a, found);
 }
 
+/* While two tenants of a job have one name, which is while it moves, both must be held: a process
+ * may be on either. A tenant never changes its name. */
+static bool names_fit(const struct arbiter *a, const struct card *card, const struct tenant *t,
+                      const struct qg_ctl_grant *g)
+{
+    const char *name = g->home[0] ? g->home : g->uuid;
+    if (t && strncmp(t->id.home, g->home, QG_UUID_LEN) != 0)
+        return false;
+    return g->flags & QG_GRANT_HELD || !tenant_twin(a, g->job_id, name, card, true);
+}
+
 int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
 {
     struct card *card = card_find(a, g->uuid);
@@ -218,12 +237,15 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
         return -ENODEV;
     struct tenant *t = tenant_find(card, g->job_id), *fresh = NULL;
     int err = 0;
-    if (t && t->id.uid != g->uid && t->id.revoked) {
+    if (t && t->id.revoked &&
+        (t->id.uid != g->uid || strncmp(t->id.home, g->home, QG_UUID_LEN) != 0)) {
         evict(a, t); /* Slurm's job numbers began anew: processes of the former job live */
         t = NULL;
     }
     if (t && t->id.uid != g->uid)
         return -EEXIST; /* a job never changes its user */
+    if (!names_fit(a, card, t, g))
+        return -EINVAL;
     if (!t)
         make_room(a, card);
     if (!t && !(t = fresh = tenant_create(a, g, &err)))
@@ -253,13 +275,35 @@ static void tenant_end(struct arbiter *a, struct tenant *t)
     struct card *card = t->card;
     pthread_mutex_lock(&card->lock);
     card_remove(card, t);
+    /* Processes may keep the page for long, and must not find its heartbeat too old. */
+    if (t->id.left)
+        __atomic_store_n(&t->gate->heartbeat_ns, QG_BEAT_LEFT, __ATOMIC_RELEASE);
     step_and_unlock(card);
     tenant_free(a, t);
+}
+
+void tenant_vacate(struct arbiter *a, struct tenant *t)
+{
+    struct card *card = t->card;
+    users_changed();
+    ar_log(a, 2, "job %llu left %s; its %u processes there register again",
+           (unsigned long long)t->id.job_id, card->uuid, t->nprocs);
+    pthread_mutex_lock(&card->lock);
+    t->id.revoked = t->id.left = true;
+    step_and_unlock(card);
+    if (t->nprocs)
+        send_away(a, t);
+    else
+        tenant_end(a, t);
 }
 
 void tenant_revoke(struct arbiter *a, struct tenant *t)
 {
     struct card *card = t->card;
+    if (tenant_twin(a, t->id.job_id, tenant_name(t), card, false)) {
+        tenant_vacate(a, t);
+        return;
+    }
     users_changed();
     if (t->nprocs == 0) {
         tenant_end(a, t);
@@ -406,7 +450,9 @@ static void clear_slot(struct arbiter *a, struct tenant *t, uint32_t slot)
     if (t->slots[slot].conn)
         conn_drop_slot(t->slots[slot].conn);
     pthread_mutex_lock(&card->lock);
-    memset(&t->page->procs[slot], 0, sizeof(t->page->procs[slot]));
+    /* Of a job that moves, each process counts by its old slot until all are on the new page. */
+    if (!t->id.left)
+        memset(&t->page->procs[slot], 0, sizeof(t->page->procs[slot]));
     memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
     t->nprocs--;
     while (t->hi && !t->slots[t->hi - 1].proc)

@@ -9,7 +9,11 @@
 
 /* tenant.c; the two that return int return 0 or a negative errno */
 int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g);
+/* The job ended. Where it has another tenant of the same name it was moved: tenant_vacate(). */
 void tenant_revoke(struct arbiter *a, struct tenant *t);
+/* The job left this card alone. Its processes lose their connections and their slots at once. Their
+ * pages keep a closed gate that no lease opens, so they wait until they registered again. */
+void tenant_vacate(struct arbiter *a, struct tenant *t);
 /* After a restart: ends recovery once all expected online tenants are back. */
 void recovery_review(struct card *card, bool list_complete);
 /* Gives the process a slot of the tenant; with one already, its new connection takes it over. */
