@@ -111,7 +111,7 @@ test-matrix: native
 # are made once, outside the checkout (tools/frameworks.sh). AGAIN=1: what failed in the last run.
 test-frameworks: native
 	@tools/frameworks.sh
-	@$(PYTEST) -m frameworks tests/frameworks tests/slurm/node/test_torch_job.py \
+	@$(PYTEST) -m frameworks tests/frameworks $(wildcard tests/slurm/node/test_torch_*.py) \
 	  $(if $(AGAIN),--last-failed --last-failed-no-failures none)
 
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and
