@@ -133,7 +133,10 @@ def check(live: Live, number: int, plan: Planned) -> None:
         "0:0",
         "0",
     ), f"{plan}: {fields}\n{said}"
-    told = json.loads(said.splitlines()[-1])
+    # Slurm's notice that its memory is back may come after what it says.
+    lines = [line for line in said.splitlines() if line.startswith("{")]
+    assert len(lines) == 1, f"{plan}: {said}"
+    told = json.loads(lines[0])
     assert (told["requests"], told["errors"]) == (plan.requests, 0), f"{plan}: {said}"
     assert told["pattern"]["wrong"] == 0 and told["pattern"]["pages"] >= 8, f"{plan}: {said}"
     assert "refused" not in said, f"{plan}: {said}"
