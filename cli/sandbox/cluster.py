@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from types import TracebackType
 from cli.program import program
 from cli.sandbox import bringup, cgroups, namespace, nodes, plan, processes, services
 from cli.sandbox.daemons import Daemons
+from cli.sandbox.ended import Core
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout, NodePaths
 from cli.sandbox.options import DEFAULT_ROOT, SandboxOptions, state_of
@@ -177,7 +179,11 @@ class Sandbox:
         self.up()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None
+    ) -> None:
+        if kind is not None and (words := self.last_words()):
+            print(words, file=sys.stderr)
         self.down()
 
     # -- inside ------------------------------------------------------------
@@ -278,9 +284,10 @@ class Sandbox:
         )
         if check and done.returncode != 0:
             words = " ".join(command)
+            dead = self.last_words()
             raise SandboxError(
                 f"{words} ended with status {done.returncode}:"
-                f" {(done.stderr or done.stdout).strip()}"
+                f" {(done.stderr or done.stdout).strip()}" + (f"\n{dead}" if dead else "")
             )
         return done
 
@@ -301,6 +308,15 @@ class Sandbox:
     def services(self) -> dict[str, bool]:
         """Every daemon by name (slurmctld, n1.arbiter, ...) and whether it runs."""
         return {name: self._daemons.running(name) for name in self._daemons.names()}
+
+    def last_words(self) -> str:
+        """How each daemon ended that ended by itself, and what it said last; "" if all run."""
+        return "\n".join(self._daemons.last_words(name) for name in self._daemons.dead())
+
+    def cores(self) -> list[Core]:
+        """The cores of these daemons, as far as they left one that can be found."""
+        found = (self._daemons.core(name) for name in self._daemons.dead())
+        return [core for core in found if core is not None]
 
     def pid(self, node: str, service: str) -> int:
         """Process id of a node's service: simgpu, arbiter, qgpud or slurmd."""

@@ -268,6 +268,9 @@ def status(name: str, state_dir: Path | None) -> None:
     click.echo(f"  {words}{chosen.cgroup_why}")
     for service, alive in running.items():
         click.echo(f"  {service:<16} {'runs' if alive else 'does not run'}")
+    # without its namespace the whole sandbox has ended, as after a reboot
+    if running.get("namespace") and (words := cluster.last_words()):
+        click.echo(words)
     if chosen.phase != "up" or not all(running.values()):
         raise click.exceptions.Exit(1)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -13,11 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.sandbox import namespace, processes, wait
+from cli.sandbox import ended, namespace, processes, wait
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.processes import ProcessId
 from enforcer.fdwait import readable_within
+
+# Slurm 22.05 raises the limit itself. Not slurmd here, whose jobs have its limits, and not the
+# simulated cards, whose memory would be in their core.
+_LEAVE_CORES = ("slurmctld", "slurmdbd", "arbiter")
+
+
+def _allow_core(pid: int) -> None:
+    with contextlib.suppress(OSError):  # it may have ended already
+        hard = resource.prlimit(pid, resource.RLIMIT_CORE)[1]
+        resource.prlimit(pid, resource.RLIMIT_CORE, (hard, hard))
 
 
 @dataclass
@@ -27,6 +38,7 @@ class Daemons:
     layout: Layout
     env: Mapping[str, str]
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _killed: set[str] = field(default_factory=set)
 
     def start(
         self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
@@ -80,9 +92,11 @@ class Daemons:
         env: Mapping[str, str],
         pass_fds: tuple[int, ...],
     ) -> None:
+        place = self.layout.core_dir(name)
+        place.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
             child = subprocess.Popen(
-                namespace.enter(self.anyone()) + argv,
+                namespace.enter(self.anyone(), place) + argv,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -92,6 +106,9 @@ class Daemons:
                 start_new_session=True,
             )
         self._children[name] = child
+        self._killed.discard(name)
+        if name.rpartition(".")[2] in _LEAVE_CORES:
+            _allow_core(child.pid)
         self.remember(name, child.pid)
 
     def remember(self, name: str, pid: int) -> None:
@@ -144,7 +161,25 @@ class Daemons:
     def check(self, name: str, log: Path) -> None:
         """SandboxError naming the log if the daemon is not running."""
         if not self.running(name):
-            raise self.failure(name, log, "ended by itself")
+            raise SandboxError(f"{self.last_words(name)}\nread {log}")
+
+    def dead(self) -> list[str]:
+        """The daemons that do not run although nobody killed them with `kill`."""
+        return [n for n in self.names() if n not in self._killed and not self.running(n)]
+
+    def last_words(self, name: str) -> str:
+        """Some lines on a daemon that has ended: how, its core, the ends of its logs."""
+        who, record = self.find(name), self.layout.pids / name
+        if who is None:
+            return f"{name} ended before it could be seen"
+        child = self._children.get(name)
+        status = None if child is None else child.poll()
+        return ended.words(self.layout, name, who.pid, status, record.stat().st_mtime)
+
+    def core(self, name: str) -> ended.Core | None:
+        """The core of a daemon that has ended, if it left one that can be found."""
+        who = self.find(name)
+        return None if who is None else ended.find_core(self.layout, name, who.pid)
 
     def failure(self, name: str, log: Path, what: str) -> SandboxError:
         """An error that shows the end of the log."""
@@ -155,6 +190,8 @@ class Daemons:
         who = self.find(name)
         if who is None or not who.kill(signum):
             raise SandboxError(f"{name} of the sandbox in {self.layout.state} does not run")
+        if signum in (signal.SIGKILL, signal.SIGTERM):
+            self._killed.add(name)
         if signum in (signal.SIGKILL, signal.SIGTERM):
             self._await_end(name, who, time.monotonic() + seconds)
 

@@ -121,6 +121,10 @@ class Layout:
         """Log file of one of the sandbox's own services, for example slurmctld."""
         return self.state / "log" / f"{service}.log"
 
+    def core_dir(self, daemon: str) -> Path:
+        """Working directory of a daemon, where a core lies that it leaves."""
+        return self.state / "log" / "core" / daemon
+
     def home(self, user: str) -> Path:
         return self.state / "home" / user
 

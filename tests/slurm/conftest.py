@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
+import dead_daemons
 import pytest
 from jobs_support import Live, alone
 
@@ -15,6 +17,8 @@ from cli.sandbox import files
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import DEFAULT_ROOT, SandboxOptions
+
+SHARED: list[Sandbox] = []  # once it is up
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +29,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slurm)
             if os.geteuid() != 0:
                 item.add_marker(pytest.mark.skip(reason="a sandbox needs root"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """A failed test's report says which daemons of its sandbox have ended by themselves."""
+    outcome = yield
+    report = outcome.get_result()
+    fixtures = getattr(item, "funcargs", {}).values()
+    if report.failed and (
+        text := dead_daemons.report(dead_daemons.sandboxes([*SHARED, *fixtures]))
+    ):
+        report.sections.append((dead_daemons.TITLE, text))
 
 
 def _remove_abandoned() -> None:
@@ -55,7 +71,9 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     _remove_abandoned()
     cluster = Sandbox(SandboxOptions(f"t{os.getpid()}"), progress=print)
     cluster.up()
+    SHARED.append(cluster)
     yield cluster
+    SHARED.clear()
     if request.session.testsfailed:
         keep_logs(cluster)
     cluster.down()
