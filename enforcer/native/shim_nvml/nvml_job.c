@@ -125,7 +125,7 @@ static bool enter(const struct qg_grant_card *card, struct qg_pages *pages)
         status = EPROTO;
     if (sock < 0)
         return false;
-    memcpy(ask.uuid, card->uuid, sizeof(ask.uuid));
+    memcpy(ask.uuid, qg_card_name(card), sizeof(ask.uuid));
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
     if (qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0)
         status = receive(sock, &answer, fds);
@@ -140,7 +140,7 @@ static bool enter(const struct qg_grant_card *card, struct qg_pages *pages)
 static bool alive(const struct qg_gate_page *gate)
 {
     uint64_t beat = __atomic_load_n(&gate->heartbeat_ns, __ATOMIC_RELAXED);
-    return qg_now_ns() < beat + 3 * (uint64_t)gate->lease_ms * 1000000u;
+    return beat != QG_BEAT_LEFT && qg_now_ns() < beat + 3 * (uint64_t)gate->lease_ms * 1000000u;
 }
 
 /* ---- the view ---- */
@@ -164,20 +164,39 @@ static bool view_of_ours(unsigned index, struct qgpu_view *out)
     return true;
 }
 
+static int index_of(const char *uuid)
+{
+    for (uint32_t i = 0; i < info.grant.ncards; i++)
+        if (!strcmp(info.grant.cards[i].uuid, uuid))
+            return (int)i;
+    return -1;
+}
+
+/* The card's name, under which it stays known while the job moves; false: not a card of the job.
+ * What NVML shows is the card itself, so a job that was moved is found on the new one. */
+static bool our_card(const char *uuid, unsigned *index, char name[QG_UUID_LEN])
+{
+    pthread_mutex_lock(&lock);
+    qg_grant_refresh(&info); /* each time: the job may have moved since the last call */
+    int found = index_of(uuid);
+    if (found >= 0)
+        snprintf(name, QG_UUID_LEN, "%s", qg_card_name(&info.grant.cards[found]));
+    pthread_mutex_unlock(&lock);
+    *index = found < 0 ? 0 : (unsigned)found;
+    return found >= 0;
+}
+
 bool qg_nvml_view(nvmlDevice_t device, struct qgpu_view *out)
 {
-    char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
+    char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "", name[QG_UUID_LEN];
     bool (*ask)(const char *, struct qgpu_view *) = NULL;
-    const struct qg_grant *grant = qg_nvml_grant();
-    if (!grant || QG_REAL(nvmlDeviceGetUUID)(device, uuid, sizeof(uuid)) != NVML_SUCCESS)
-        return false;
-    unsigned index = 0;
-    while (index < grant->ncards && strcmp(grant->cards[index].uuid, uuid) != 0)
-        index++;
-    if (index == grant->ncards)
+    unsigned index;
+    if (!qg_nvml_grant() ||
+        QG_REAL(nvmlDeviceGetUUID)(device, uuid, sizeof(uuid)) != NVML_SUCCESS ||
+        !our_card(uuid, &index, name))
         return false;
     *(void **)&ask = dlsym(RTLD_DEFAULT, "qgpu_job_view");
-    if (ask && ask(uuid, out))
+    if (ask && ask(name, out))
         return true;
     pthread_mutex_lock(&lock);
     bool good = view_of_ours(index, out);

@@ -8,11 +8,13 @@ report.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,24 @@ def qgpud(one: Arbiter) -> Callable[[], object]:
     return step
 
 
+def mover(one: Arbiter) -> Callable[[], object]:
+    """A job with a process that follows it from card to card."""
+    link, home = one.link(), grant(6)
+    card = replace(home.cards[0], uuid=CARD2, home=CARD, home_minor=0)
+    places = itertools.cycle(itertools.pairwise((home, replace(home, cards=(card,)), home)))
+
+    def step() -> None:
+        old, new = next(places)
+        link.grant(old, held=True)
+        link.grant(new, held=True)
+        link.revoke(6, old.cards[0].uuid)
+        Tenant(one.run_dir, home, mem_used=5).close()
+        link.grant(new)
+        time.sleep(0.001)
+
+    return step
+
+
 @pytest.mark.parametrize("binary", [ARBITER_TSAN, ARBITER_ASAN], ids=["threads", "addresses"])
 def test_everything_at_once(tmp_path: Path, binary: Path) -> None:
     on, off = grant(1, "online"), grant(2)
@@ -152,6 +172,7 @@ def test_everything_at_once(tmp_path: Path, binary: Path) -> None:
                 crowd.add(worker(tenant))
             crowd.add(caller(Tenant(one.run_dir, on)))
             crowd.add(qgpud(one))
+            crowd.add(mover(one))
             deaths = 0
             storm = [
                 sys.executable,
@@ -166,6 +187,8 @@ def test_everything_at_once(tmp_path: Path, binary: Path) -> None:
                     deaths += 1
                     link.gone(dead.job_id, dead.uuid, dead.pid)
             crowd.end()
+            for uuid in (CARD, CARD2):
+                link.revoke(6, uuid)
             wait_for(lambda: len(link.processes()) == 3, "the storm is over")
             deaths += len(watch.died())
         assert deaths == 120

@@ -51,7 +51,7 @@ static void terminate(struct qg_grant *grant)
     grant->shim_path[sizeof(grant->shim_path) - 1] = 0;
     grant->message[sizeof(grant->message) - 1] = 0;
     for (uint32_t i = 0; i < grant->ncards; i++)
-        grant->cards[i].uuid[QG_UUID_LEN - 1] = 0;
+        grant->cards[i].uuid[QG_UUID_LEN - 1] = grant->cards[i].home[QG_UUID_LEN - 1] = 0;
 }
 
 /* Root makes grants for many users, and a process may be handed any of them. This one must be of
@@ -173,6 +173,34 @@ void qg_grant_read(struct qg_grant_info *info)
     snprintf(info->problem, sizeof(info->problem), "%s%s: %s",
              path && *path ? "grant " : "grant descriptor ",
              path && *path ? path : (number ? number : "?"), why ? why : "nothing was named");
+}
+
+static const struct qg_grant_card *card_named(const struct qg_grant *grant, const char *name)
+{
+    for (uint32_t i = 0; i < grant->ncards; i++)
+        if (!strcmp(qg_card_name(&grant->cards[i]), name))
+            return &grant->cards[i];
+    return NULL;
+}
+
+void qg_grant_refresh(struct qg_grant_info *info)
+{
+    char path[sizeof(info->grant.run_dir) + 64];
+    struct qg_grant now;
+    struct qg_grant_card cards[QG_MAX_CARDS];
+    if (info->mode != QG_MODE_GOVERNED || info->grant.state != QG_GRANT_ACTIVE)
+        return;
+    snprintf(path, sizeof(path), "%s/%s/%llu.grant", info->grant.run_dir, QG_GRANTS_DIR,
+             (unsigned long long)info->grant.job_id);
+    if (from_file(path, &now) || now.job_id != info->grant.job_id || now.uid != info->grant.uid)
+        return;
+    for (uint32_t i = 0; i < info->grant.ncards; i++) {
+        const struct qg_grant_card *card = card_named(&now, qg_card_name(&info->grant.cards[i]));
+        if (!card)
+            return; /* another promise for this job: ours stands or falls as it is */
+        cards[i] = *card;
+    }
+    memcpy(info->grant.cards, cards, info->grant.ncards * sizeof(cards[0]));
 }
 
 int qg_grant_descriptor(void)

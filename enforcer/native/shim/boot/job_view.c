@@ -9,12 +9,12 @@
 #include "memory/pools.h"
 #include "boot/job_view.h"
 
-__attribute__((visibility("default"))) bool qgpu_job_view(const char *uuid, struct qgpu_view *out)
+__attribute__((visibility("default"))) bool qgpu_job_view(const char *name, struct qgpu_view *out)
 {
     for (unsigned i = 0; qg_governed && i < QG_MAX_CARDS; i++) {
         struct qg_card *card = &qg_cards[i];
         struct qg_pages *pages =
-            card->grant && strcmp(card->grant->uuid, uuid) == 0 ? qg_pages_of(card) : NULL;
+            card->grant && strcmp(qg_card_name(card->grant), name) == 0 ? qg_pages_of(card) : NULL;
         if (!pages)
             continue;
         if (!qg_depth)

@@ -15,7 +15,7 @@ struct qgpu_view {
     const struct qg_job_page *job; /* all processes in it belong to the job */
 };
 
-/* False: this process is not registered for that card. */
-bool qgpu_job_view(const char *uuid, struct qgpu_view *out);
+/* name: qg_card_name(). False: this process is not registered for that card. */
+bool qgpu_job_view(const char *name, struct qgpu_view *out);
 
 #endif

@@ -2,7 +2,8 @@
  *
  * The start of the shim. Its constructor runs in every process of the job, and most of them never
  * use a card. So it only reads the grant. The driver is opened at the first call, and the arbiter
- * is asked after the first cuInit.
+ * is asked after the first cuInit. Where the cards of the job are is looked up then, as the job may
+ * have been moved while the process, or the parent that forked it, used none.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -123,6 +124,7 @@ void qg_started(void)
         if (!started) {
             qg_depth++;
             measure_tick();
+            qg_grant_refresh(&qg_info);
             find_cards();
             qg_lanes_register();
             qg_register_start();

@@ -81,7 +81,7 @@ void qg_rm_changed(void)
 static int card_of_uuid(const char *uuid)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++)
-        if (!strncmp(qg_cards[i].grant->uuid, uuid, QG_UUID_LEN))
+        if (!strncmp(qg_card_name(qg_cards[i].grant), uuid, QG_UUID_LEN))
             return (int)i;
     return -1;
 }
@@ -226,7 +226,9 @@ static void ask_driver(struct qg_rm_snapshot *snapshot)
     if (ask_card && status < QG_RM_NO_CALL) {
         snapshot->card = QG_RM_CARD_FOREIGN;
         for (unsigned i = 0; status == RM_OK && i < qg_info.grant.ncards; i++)
-            if (qg_rm_same_uuid(qg_cards[i].grant->uuid, uuid))
+            /* at home again a process that began elsewhere has its groups on the home card */
+            if (qg_rm_same_uuid(qg_cards[i].grant->uuid, uuid) ||
+                qg_rm_same_uuid(qg_card_name(qg_cards[i].grant), uuid))
                 snapshot->card = (int)i;
         qg_rm_set_card(snapshot, snapshot->card);
     }
@@ -265,7 +267,7 @@ static void head_of(struct qg_groups *message, int card)
 {
     qg_msg_head_init(&message->head, QG_MSG_GROUPS, sizeof(*message));
     message->job_id = qg_info.grant.job_id;
-    memcpy(message->uuid, qg_cards[card].grant->uuid, sizeof(message->uuid));
+    memcpy(message->uuid, qg_card_name(qg_cards[card].grant), sizeof(message->uuid));
 }
 
 static void report_device(struct qg_rm_snapshot *snapshot)

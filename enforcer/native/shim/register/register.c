@@ -114,7 +114,7 @@ static int register_card(int sock, struct qg_card *card)
     struct qg_registered answer = {.status = EPROTO};
     int fds[QG_PAGE_FDS] = {-1, -1, -1}, grant = qg_grant_descriptor();
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
-    memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
+    memcpy(ask.uuid, qg_card_name(card->grant), sizeof(ask.uuid));
     int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? QG_UNREQUESTED : -1;
     bool late = false;
     while (count == QG_UNREQUESTED && !(late = !qg_wait_readable(sock, ANSWER_MS)))
