@@ -97,8 +97,9 @@ static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void 
                 !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_ATTENTION)))
             goto open;
     }
-    /* qg_fast() took this one off as well */
-    uint32_t passed = seen->skip_set - seen->skip - counted;
+    /* qg_fast() took this one off as well; not where the stream was looked up anew since then */
+    uint32_t passed = seen->skip_set - seen->skip;
+    passed -= passed && counted;
     struct qg_work work = {function, bytes, function ? 1 + passed : 1};
     seen->skip_set = (uint16_t)seen->skip;
     qg_gate_attention(stream, &work);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A stream that a thread first used while another thread captured has its fast path when no capture
- * is left, and not before.
+ * What a thread remembers of a stream. One that it first used while another thread captured has its
+ * fast path when no capture is left, and not before. A launch that leaves the fast path at a closed
+ * gate stands for one launch at least, also if the stream is looked up anew in between.
  */
 #include <stdio.h>
 
+#include "gate/gate.h"
 #include "hooks/context/contexts.h"
 #include "process/pages.h"
 #include "track/table.h"
@@ -85,6 +87,27 @@ bool qg_have(unsigned symbol)
     return (void)symbol, false;
 }
 
+static uint32_t times; /* of the last launch that saw the gate */
+bool qg_governed = true;
+
+void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
+{
+    (void)stream;
+    times = work->times;
+}
+void qg_stream_has_work(struct qg_stream *stream)
+{
+    (void)stream;
+}
+void qg_window_leave(struct qg_stream *stream, CUresult result)
+{
+    (void)stream, (void)result;
+}
+void qg_leave_slow(struct qg_seen *seen, struct qg_stream *stream)
+{
+    (void)seen, (void)stream;
+}
+
 static CUresult current_context(CUcontext *context)
 {
     *context = CONTEXT;
@@ -119,5 +142,19 @@ int main(void)
     unsigned before = qg_generation;
     qg_capture_over(); /* of none: nobody has to look again */
     CHECK(qg_captures == 0 && qg_generation == before && is_fast());
+    struct qg_seen *seen = qg_seen_of((uintptr_t)STREAM);
+    seen->stream->unfenced = 1;
+    for (int anew = 0; anew < 2; anew++) {
+        seen->skip = 2;
+        seen->skip_set = 2;
+        gate.flags = 0;
+        CHECK(qg_fast(STREAM));
+        gate.flags = QG_GATE_CLOSED;
+        CHECK(!qg_fast(STREAM));
+        qg_generation += (unsigned)anew; /* another thread: new pages, or a stream ended */
+        CHECK(qg_enter(STREAM, false, &job, 0) == seen->stream);
+        qg_depth = 0;
+        CHECK(times == (anew ? 1 : 2)); /* two at most were launched since the last one */
+    }
     return 0;
 }
