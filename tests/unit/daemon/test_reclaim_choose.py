@@ -73,7 +73,9 @@ def test_of_jobs_that_came_at_once_the_higher_number_leaves() -> None:
 
 def test_from_thirteen_jobs_on_the_youngest_leave() -> None:
     few = [job(number, a=1) for number in range(1, 11)]
-    assert chosen({"a": 10}, *few, job(11, a=10), job(12, a=40)) == {11}
+    twelve = [*few, job(11, a=10), job(12, a=40)]
+    assert chosen({"a": 10}, *twelve) == {11}
+    assert chosen({"a": 10}, *twelve, job(13), job(14, b=40)) == {11}, "these two hold nothing"
     assert chosen({"a": 10}, *few, job(11, a=10), job(12, a=1), job(13, a=40)) == {13}
 
 
