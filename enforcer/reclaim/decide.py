@@ -175,7 +175,7 @@ class _Pass:
     def returns(self, now_ns: int, room_since: Mapping[int, int]) -> dict[int, int]:
         """Return those for which there was room long enough; since when there is, by job.
 
-        A card where the first has no room is closed for those that left after it.
+        While the first has no room, all its cards are closed for those that left after it.
         """
         room: dict[int, int] = {}
         closed: set[str] = set()

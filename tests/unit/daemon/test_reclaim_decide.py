@@ -75,6 +75,9 @@ def test_a_reserving_want_is_served_or_refused_for_good() -> None:
 def test_a_want_above_the_cap_is_refused_at_once() -> None:
     online = wanting(Job(1, True, {"a": Hold(50, 11)}), 41)
     assert orders(10, [online, offline(2, 60)]) == (Final(1, "a"),)
+    young = offline(2, 60)
+    assert orders(80, [wanting(offline(1, 50), 32), young]) == (Final(1, "a"),)
+    assert orders(80, [wanting(offline(1, 50), 31), young]) == (Retry(1, "a"),)
 
 
 def test_a_retry_that_was_refused_needs_more_than_was_free() -> None:

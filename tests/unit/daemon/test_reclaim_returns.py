@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from enforcer.reclaim.decide import decide
-from enforcer.reclaim.model import Card, Hold, Job, Return, Settings
+from enforcer.reclaim.model import Card, Hold, Job, Return, Settings, State
 
 SECOND = 10**9
 RULES = Settings(hysteresis_ns=10 * SECOND)
@@ -24,7 +26,7 @@ def test_room_must_last_and_the_first_to_leave_returns_first() -> None:
     first = decide([Card("a", 65)], jobs, [], 100, {}, RULES)
     assert (first.orders, first.room_since) == ((), {2: 100})
     later = decide([Card("a", 65)], jobs, [], 100 + 10 * SECOND, first.room_since, RULES)
-    assert later.orders == (Return(2),)
+    assert (later.orders, later.room_since) == ((Return(2),), {2: 100}), "and again if it must"
     gone = decide([Card("a", 5)], jobs, [], 100 + 11 * SECOND, first.room_since, RULES)
     assert (gone.orders, gone.room_since) == ((), {})
 
@@ -46,7 +48,14 @@ def test_a_return_needs_what_it_took_away_beside_what_is_kept() -> None:
     assert room(25, away(1, 10), away(2, 10)) == {1, 2}
 
 
-def test_a_card_is_closed_behind_the_first_that_has_no_room() -> None:
+def test_only_what_is_away_returns() -> None:
+    """What an operation moves is not ordered anything; nor is what holds its memory."""
+    states: tuple[State, ...] = ("resident", "leaving", "returning", "unable")
+    for state in states:
+        assert room(80, replace(away(1, 10), state=state)) == set()
+
+
+def test_all_cards_are_closed_behind_the_first_that_has_no_room() -> None:
     assert room(50, away(1, 60, left=3), away(2, 10, left=7)) == set()
     both = {"a": Hold(80, 0, 60), "b": Hold(80, 0, 10)}
     first = Job(1, False, both, 1, "checkpointed", 3)
