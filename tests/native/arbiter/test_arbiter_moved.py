@@ -86,6 +86,7 @@ def test_processes_register_by_the_name_that_they_know(tmp_path: Path) -> None:
         wait_for(lambda: not new.closed, "the job goes on")
         assert is_held(old)
         new.slot.launches += 3
+        new.ring()
         wait_for(lambda: tenant_stats(link, JOB, CARD2).launches == 3, "it counts there")
         new.close()
         later = Tenant(one.run_dir, HOME, CARD2)
