@@ -59,6 +59,7 @@ static const char *const state_names[] = {"running", "locked", "checkpointed", "
 struct process {
     int pid;
     enum state state;
+    bool there;       /* its memory was on the new card already */
     const char *step; /* the first that failed; NULL: none did */
     CUresult result;  /* of that step */
 };
@@ -68,6 +69,8 @@ static struct {
     unsigned int lock_ms;
     CUcheckpointGpuPair pairs[MAX_PAIRS];
     unsigned int npairs;
+    int there[MAX_PIDS];
+    int nthere;
 } options = {.lock_ms = LOCK_MS};
 
 /* What a process without CUDA answers, and one that has ended. */
@@ -125,8 +128,11 @@ static bool checkpoint(struct process *p)
 
 static bool restore(struct process *p)
 {
-    CUcheckpointRestoreArgs args = {.gpuPairs = options.npairs ? options.pairs : NULL,
-                                    .gpuPairsCount = options.npairs};
+    CUcheckpointRestoreArgs args = {0};
+    if (options.npairs && !p->there) {
+        args.gpuPairs = options.pairs;
+        args.gpuPairsCount = options.npairs;
+    }
     return p->state != CHECKPOINTED || take(p, "restore", driver.restore(p->pid, &args));
 }
 
@@ -315,7 +321,7 @@ static bool map(const char *text)
 static int usage(FILE *out, int status)
 {
     fputs("usage: qgpu-checkpoint --driver PATH [--lock-ms N] state|leave|return\n"
-          "                       [--map OLD=NEW]... PID...\n"
+          "                       [--map OLD=NEW]... [--there PID]... PID...\n"
           "       qgpu-checkpoint --version\n",
           out);
     return status;
@@ -330,23 +336,29 @@ static int reject(const char *what, const char *value)
 /* Returns -1, or the status to end with. */
 static int parse(int argc, char **argv)
 {
-    static const struct option longs[] = {{"driver", 1, NULL, 'd'},  {"lock-ms", 1, NULL, 'l'},
-                                          {"map", 1, NULL, 'm'},     {"help", 0, NULL, 'h'},
-                                          {"version", 0, NULL, 'v'}, {NULL, 0, NULL, 0}};
-    int c, ms = 0;
+    static const struct option longs[] = {{"driver", 1, NULL, 'd'}, {"lock-ms", 1, NULL, 'l'},
+                                          {"map", 1, NULL, 'm'},    {"there", 1, NULL, 't'},
+                                          {"help", 0, NULL, 'h'},   {"version", 0, NULL, 'v'},
+                                          {NULL, 0, NULL, 0}};
+    int c, value = 0;
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
         switch (c) {
         case 'd':
             options.path = optarg;
             break;
         case 'l':
-            if (!number(optarg, MAX_LOCK_MS, &ms))
+            if (!number(optarg, MAX_LOCK_MS, &value))
                 return reject("a time from 1 to 3600000 ms", optarg);
-            options.lock_ms = (unsigned int)ms;
+            options.lock_ms = (unsigned int)value;
             break;
         case 'm':
             if (!map(optarg))
                 return reject("one of at most 16 pairs GPU-UUID=GPU-UUID", optarg);
+            break;
+        case 't':
+            if (options.nthere == MAX_PIDS || !number(optarg, MAX_PID, &value))
+                return reject("one of at most 4096 numbers of processes", optarg);
+            options.there[options.nthere++] = value;
             break;
         case 'h':
             return usage(stdout, DONE);
@@ -373,6 +385,8 @@ static int processes(char **words, int count, struct process *found)
         int k = 0;
         while (k < n && found[k].pid != one.pid)
             k++;
+        for (int m = 0; m < options.nthere; m++)
+            one.there |= options.there[m] == one.pid;
         if (k == n)
             found[n++] = one;
     }

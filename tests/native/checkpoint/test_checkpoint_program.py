@@ -221,6 +221,7 @@ def test_cards_are_mapped_on_the_way_back_alone(driver: Driver) -> None:
         (["--map", CARD.format("a"), "return", "1"], "pairs GPU-UUID=GPU-UUID"),
         (["--map", f"{CARD.format('a')}={CARD.format('b')}x", "return", "1"], "pairs"),
         (["--map", f"{CARD.format('a')}={CARD.format('b')}"] * 17 + ["return", "1"], "pairs"),
+        (["return", "--there", "x", "1"], "'x' is not one of at most 4096"),
         (["leave", *map(str, range(1, 4098))], "'4097' is not one of at most 4096"),
     ],
 )
