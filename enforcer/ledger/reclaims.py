@@ -61,7 +61,7 @@ def left(ledger: Ledger, grant: Grant, now_ns: int, why: str, sizes: Mapping[str
                 (
                     grant.job_id,
                     card.uuid,
-                    grant.created_ns,
+                    card.moved_ns or grant.created_ns,
                     now_ns,
                     fit(sizes.get(card.uuid, 0)),
                     why[:MAX_TEXT],

@@ -45,3 +45,7 @@ ADD_CARD = (
     " ELSE coalesce(util_percent, 0) + excluded.util_percent END, mem_used = max(coalesce(mem_used,"
     " excluded.mem_used), coalesce(excluded.mem_used, mem_used))"
 )
+OPEN_USAGE = (
+    "INSERT OR IGNORE INTO usage (job_id, node, uuid, card_index, uid, class, state, share,"
+    " mem_cap, mem_total, granted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
+from enforcer.ledger.file import make
 from enforcer.ledger.gains import (
     Baseline,
     HeldCard,
@@ -43,7 +43,7 @@ from enforcer.ledger.schema import (
     fitted,
     migrations,
 )
-from enforcer.ledger.statements import ADD_CARD, ADD_SERIES, BASE, TOUCH
+from enforcer.ledger.statements import ADD_CARD, ADD_SERIES, BASE, OPEN_USAGE, TOUCH
 from enforcer.ledger.sync import Syncer
 from gres.grant.store import Grant
 
@@ -61,7 +61,6 @@ __all__ = [
     "read_usage",
 ]
 
-MODE = 0o640  # users ask qgpud, which follows PrivateData
 # ns between two samples beyond which the memory held is not known
 MAX_GAP_NS = 10 * 10**9
 BUCKET_NS = FINE_S * 10**9
@@ -89,7 +88,7 @@ class Ledger:
         self._last: dict[int, tuple[Sample, int]] = {}
         self._syncer = Syncer(self.path.with_name(self.path.name + "-wal"))
         try:
-            _make(self.path)
+            make(self.path)
             self.db = sqlite3.connect(self.path, isolation_level=None, timeout=5)
             self.db.execute("PRAGMA journal_mode = WAL")
             # SQLite syncs at checkpoints; our thread syncs what was committed, after each sample.
@@ -131,13 +130,12 @@ class Ledger:
     # ---- grants ---------------------------------------------------------------------------------
 
     def open_grant(self, grant: Grant) -> None:
-        """Make the rows of a grant; those that exist already stay as they are."""
+        """Make the rows of a grant; old ones stay. Those of a card that it was moved from end."""
         with self.transaction():
+            self._end_former(grant)
             for card in grant.cards if grant.state != "refused" else ():
                 self.db.execute(
-                    "INSERT OR IGNORE INTO usage (job_id, node, uuid, card_index, uid, class,"
-                    " state, share, mem_cap, mem_total, granted_at) VALUES (?, ?, ?, ?, ?, ?, ?,"
-                    " ?, ?, ?, ?)",
+                    OPEN_USAGE,
                     (
                         grant.job_id,
                         grant.node,
@@ -149,11 +147,18 @@ class Ledger:
                         card.share,
                         card.mem_cap,
                         card.mem_total,
-                        grant.created_ns,
+                        card.moved_ns or grant.created_ns,
                     ),
                 )
                 self._rows.pop((grant.job_id, card.uuid), None)
             self._online = None
+
+    def _end_former(self, grant: Grant) -> None:
+        for card in grant.cards:
+            if card.moved_ns:
+                here = (card.uuid, card.moved_ns)
+                other = "AND NOT (uuid = ? AND granted_at = ?)"
+                self._close(grant.job_id, "moved", card.moved_ns, None, other, here)
 
     def seen_by_driver(self, job_id: int) -> bool:
         """Whether the driver counted memory for the job's standing grant."""
@@ -166,19 +171,28 @@ class Ledger:
     def end(self, job_id: int, reason: str, now_ns: int, fetched: bool | None = None) -> int:
         """Close the open rows of a job; their number. `fetched`: whether a task took its grant."""
         with self.transaction():
-            self._forget(job_id)
-            self._online = None
-            self.db.execute(
-                "DELETE FROM baseline WHERE usage_id IN"
-                " (SELECT id FROM usage WHERE job_id = ? AND ended_at IS NULL)",
-                (job_id,),
-            )
-            done = self.db.execute(
-                "UPDATE usage SET ended_at = max(?, granted_at), end_reason = ?, fetched = ?"
-                " WHERE job_id = ? AND ended_at IS NULL",
-                (now_ns, reason, fetched, job_id),
-            )
-        return done.rowcount
+            return self._close(job_id, reason, now_ns, fetched)
+
+    def _close(
+        self,
+        job_id: int,
+        reason: str,
+        now_ns: int,
+        fetched: bool | None,
+        which: str = "",
+        values: Sequence[str | int] = (),
+    ) -> int:
+        """Close the open rows of a job that also meet `which`."""
+        self._forget(job_id)
+        self._online = None
+        rows = f"job_id = ? AND ended_at IS NULL {which}"
+        self.db.execute(
+            f"DELETE FROM baseline WHERE usage_id IN (SELECT id FROM usage WHERE {rows})",
+            (job_id, *values),
+        )
+        ends = "ended_at = max(?, granted_at), end_reason = ?, fetched = ?"
+        what = (now_ns, reason, fetched, job_id, *values)
+        return self.db.execute(f"UPDATE usage SET {ends} WHERE {rows}", what).rowcount
 
     def _forget(self, job_id: int) -> None:
         for key in [key for key in self._rows if key[0] == job_id]:
@@ -375,15 +389,3 @@ class Ledger:
             )
         self._syncer.close()
         self.db.close()
-
-
-def _make(path: Path) -> None:
-    """Create the file with its mode before SQLite does (its helper files take the same)."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-    try:
-        os.fchmod(fd, MODE)
-    finally:
-        os.close(fd)
-    for helper in ("-wal", "-shm"):  # an older release left them open to all
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + helper).chmod(MODE)

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}")
-HERE: dict[str, Any] = {"home": "", "home_minor": -1}  # a card from which the job was not moved
+# a card from which the job was not moved
+HERE: dict[str, Any] = {"home": "", "home_minor": -1, "moved_from": "", "moved_ns": 0}
 
 
 class GrantError(ValueError):
@@ -42,6 +43,7 @@ class GrantCard:
     `governed`: False if isolation was none at the start of the job: no gate, and `mem_cap` is the
     card. `home` and `home_minor`: UUID and minor of the card that Slurm booked, if the job was
     moved from that card to this one; all other fields are of this one. Else "" and -1.
+    `moved_from` and `moved_ns`: the card before the last move, and when it was (CLOCK_REALTIME).
     """
 
     uuid: str
@@ -53,6 +55,8 @@ class GrantCard:
     governed: bool = True
     home: str = ""
     home_minor: int = -1
+    moved_from: str = ""
+    moved_ns: int = 0
 
     def __post_init__(self) -> None:
         _check_uuid("uuid", self.uuid)
@@ -66,6 +70,11 @@ class GrantCard:
         self._check_home()
 
     def _check_home(self) -> None:
+        check_integer("moved_ns", self.moved_ns, 0, 2**63 - 1)
+        if self.moved_from:
+            _check_uuid("moved_from", self.moved_from)
+        if (not self.moved_from) != (not self.moved_ns):
+            raise GrantError("moved_from and moved_ns must be given together, or neither")
         if self.home == "":
             check_integer("home_minor of a card that was not moved", self.home_minor, -1, -1)
             return
@@ -82,7 +91,7 @@ class GrantCard:
         read.
         """
         body = asdict(self)
-        if not self.home:
+        if not self.home and not self.moved_ns:
             for key in HERE:
                 del body[key]
         return body

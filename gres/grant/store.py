@@ -201,6 +201,16 @@ class GrantStore:
             self._put(directory, f"{grant.job_id}.json", grant.to_json().encode(), 0o600)
             self._put_blob(directory, grant.job_id, blob)
 
+    def rewrite(self, grant: Grant, blob: bytes) -> None:
+        """Write both forms of a grant that stands already, JSON first, durable on return. The marks
+        of its tasks stay.
+        """
+        with self._open() as directory:
+            self._put(directory, f"{grant.job_id}.json", grant.to_json().encode(), 0o600)
+            os.fsync(directory)
+            self._put(directory, f"{grant.job_id}.grant", blob, 0o644)
+            os.fsync(directory)
+
     def write_blob(self, job_id: int, blob: bytes) -> None:
         """Write the binary form (JOBID.grant, mode 0644), durable on return. Write it after the
         JSON.

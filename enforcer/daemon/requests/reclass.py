@@ -53,8 +53,7 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
     new = replace(old, job_class=job_class, cards=cards, reclaimable=taken)
     try:
         blob = pack_grant(new, service.node.injection, service.node.managed)
-        service.store.write(new)
-        service.store.write_blob(job_id, blob)
+        service.store.rewrite(new, blob)
     except (AbiError, GrantError, OSError) as error:
         raise ReclassError(f"the grant of job {job_id} cannot be written: {error}") from None
     service.grants[job_id] = new
