@@ -14,6 +14,7 @@ from pathlib import Path
 from enforcer.clock import Clock, FakeClock, SystemClock
 from enforcer.daemon.arbiter.port import FakeArbiter
 from enforcer.daemon.audit.steps import Step, Steps
+from enforcer.daemon.devices.port import Device, FakeDevices
 from enforcer.daemon.granting.jobshere import Controller
 from enforcer.daemon.injecting.way import resolved
 from enforcer.daemon.log import setup
@@ -221,6 +222,7 @@ class FakeNode:
         self.jobs_with_step: set[int] = set()
         self.controller: Controller | None = None
         self.queue: Queue | None = None
+        self.devices = FakeDevices()
         self.owners_of_pids: dict[int, int] = {}
         self.booted_ns: int | None = None
         self.boot_id: str | None = None
@@ -242,6 +244,8 @@ class FakeNode:
             alive=lambda pid: pid not in self.dead_pids,
             controller=self.controller,
             queue=self.queue,
+            devices=lambda steps: self.devices,
+            devices_of=lambda card: frozenset({Device(195, card.index)}),
             owner_of_pid=lambda pid: self.owners_of_pids.get(pid, 1000),
         )
         store = GrantStore(self.directory / "run" / GRANTS_DIR)

@@ -25,6 +25,7 @@ from enforcer.reclaim.model import (
     Order,
     Ready,
     Return,
+    Room,
     Settings,
     State,
 )
@@ -137,7 +138,7 @@ class Place:
     uuid: str
     mode: Mode
     runs: list[Run] = field(default_factory=list)
-    room: dict[int, int] = field(default_factory=dict)
+    room: dict[int, Room] = field(default_factory=dict)
 
     @property
     def free(self) -> int:
@@ -184,7 +185,7 @@ class Place:
         card = Card(self.uuid, self.free + coming)
         settings = Settings(hysteresis_ns=HYSTERESIS_S * 10**9)
         found = decide([card], self.jobs(), claims, now * 10**9, self.room, settings)
-        self.room = dict(found.room_since)
+        self.room = dict(found.rooms)
         return found.orders
 
     def act(self, now: int, tally: Tally) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import cast
 
 import click
 
-from cli.daemon import config_option, find_daemon, node_option
+from cli.daemon import Daemon, config_option, find_daemon, node_option
+
+POLL_S = 0.2  # period of questions to qgpud, which has no event for it
 
 
 @click.group()
@@ -68,3 +71,42 @@ def release(job_id: int, config_path: str, node: str | None) -> None:
     """
     find_daemon(config_path, node).ask(op="job-release", job=job_id)
     click.echo(f"the grant of job {job_id} has ended")
+
+
+@job.command()
+@click.argument("job_id", metavar="JOBID", type=click.IntRange(min=1))
+@click.option("--card", required=True, metavar="N", help="Index or UUID of the card.")
+@click.option("--no-wait", is_flag=True, help="Only begin, and do not wait until the job is there.")
+@config_option
+@node_option
+def move(job_id: int, card: str, no_wait: bool, config_path: str, node: str | None) -> None:
+    """Move the running job JOBID to card N of this node. Root only.
+
+    For a job whose memory may be taken back (memory: reclaimable), with one card. Its memory goes
+    through host memory, and it goes on where it stopped. Slurm's booking stays as it is.
+    """
+    daemon = find_daemon(config_path, node)
+    answer = daemon.ask(op="job-move", job=job_id, card=card)
+    target = cast("int", answer["card"])
+    if answer["there"]:
+        click.echo(f"job {job_id} is on card {target} already")
+        return
+    if no_wait:
+        click.echo(f"job {job_id} is on its way to card {target}")
+        return
+    found = _arrived(daemon, job_id)
+    if found != target:
+        raise click.ClickException(
+            f"job {job_id} is on card {found}: it could not be moved to card {target}. The log of"
+            " qgpud has the reason"
+        )
+    click.echo(f"job {job_id} is on card {target}")
+
+
+def _arrived(daemon: Daemon, job_id: int) -> int:
+    """The card of a job that was ordered elsewhere, once it is there or was given up."""
+    while True:
+        found = daemon.ask(op="job-where", job=job_id)
+        if not found["wanted"]:
+            return cast("int", found["card"])
+        time.sleep(POLL_S)

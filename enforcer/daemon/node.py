@@ -19,6 +19,7 @@ from enforcer.daemon.arbiter.sampling import Sampler
 from enforcer.daemon.audit.inspector import Inspector
 from enforcer.daemon.audit.procs import ancestors
 from enforcer.daemon.audit.steps import STEPS, Steps
+from enforcer.daemon.devices.port import Devices
 from enforcer.daemon.granting import ending, grantdir
 from enforcer.daemon.granting.admission import (
     in_the_way,
@@ -69,6 +70,7 @@ class NodeService:
     sampler: Sampler = field(init=False)
     inspector: Inspector = field(init=False)
     steps: Steps = field(init=False)
+    devices: Devices = field(init=False)
     memory: MemoryBackend = field(init=False)
     hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
@@ -92,6 +94,7 @@ class NodeService:
         self.books = ending.Books(self.store, self.ledger, self.sampler, self.ports.clock)
         clock = self.ports.clock.monotonic_ns
         self.steps = self.ports.steps(self.store.directory.parent / STEPS)
+        self.devices = self.ports.devices(self.steps)
         how = (settings.memory_backend, self.nvml, cgroup2_root(), self.steps, clock)
         patience = self.config.hook.deadline.ns // 2
         self.lost = Lost(self.ports.clock, self.steps, self.ports.controller, patience)
@@ -310,6 +313,7 @@ class NodeService:
         self.inspector.ended(job_id)
         self.runs.drop(job_id)
         self.reclaimer.ended(job_id)
+        self.devices.forget(job_id)
         if grant is not None and grant.state == "active" and self.connected:
             self.poll_arbiter()
         if grant is not None and grant.state == "active" and self.connected:

@@ -10,11 +10,14 @@ from enforcer.clock import Clock
 from enforcer.daemon.arbiter.port import Arbiter
 from enforcer.daemon.audit.procs import alive, boot_id, boot_time_ns, on_tmpfs, owner_of
 from enforcer.daemon.audit.steps import Steps
+from enforcer.daemon.devices.control import JobDevices
+from enforcer.daemon.devices.port import Device, Devices, devices_of
 from enforcer.daemon.granting.decide import Identify
 from enforcer.daemon.granting.jobshere import Controller
 from enforcer.daemon.reclaim.slurm import Queue
 from enforcer.nvml.port import Nvml
 from enforcer.nvml.worker import NvmlCaller, NvmlInline
+from gres.config.node import CardSpec
 from gres.grant.identity import identify
 
 
@@ -27,6 +30,8 @@ class Ports:
     clock: Clock
     identify: Identify = identify
     steps: Callable[[Path], Steps] = Steps  # those recorded in a directory
+    devices: Callable[[Steps], Devices] = JobDevices  # of the jobs of these steps
+    devices_of: Callable[[CardSpec], frozenset[Device]] = devices_of
     boot_time_ns: Callable[[], int | None] = boot_time_ns
     boot_id: Callable[[], str | None] = boot_id
     on_tmpfs: Callable[[Path], bool] = on_tmpfs

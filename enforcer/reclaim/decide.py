@@ -22,6 +22,7 @@ from enforcer.reclaim.model import (
     Ready,
     Retry,
     Return,
+    Room,
     Settings,
     Want,
 )
@@ -32,17 +33,17 @@ def decide(
     jobs: Iterable[Job],
     claims: Iterable[Claim],
     now_ns: int,
-    room_since: Mapping[int, int],
+    rooms: Mapping[int, Room],
     settings: Settings,
 ) -> Decision:
-    """The orders now. `room_since` is that of the decision before."""
+    """The orders now. `rooms` is that of the decision before."""
     pass_ = _Pass({card.uuid: card.free for card in cards}, list(jobs), settings)
     pass_.reserving_wants()
     for claim in sorted(claims, key=lambda claim: (claim.since_ns, claim.job_id)):
         pass_.claim(claim)
     pass_.reclaimable_wants()
-    room = pass_.returns(now_ns, room_since)
-    return Decision(tuple(pass_.orders), room)
+    found = pass_.returns(now_ns, rooms)
+    return Decision(tuple(pass_.orders), found)
 
 
 @dataclass
@@ -172,29 +173,50 @@ class _Pass:
         for uuid in needs:
             self._take(uuid, claim.caps[uuid])
 
-    def returns(self, now_ns: int, room_since: Mapping[int, int]) -> dict[int, int]:
-        """Return those for which there was room long enough; since when there is, by job.
+    def returns(self, now_ns: int, rooms: Mapping[int, Room]) -> dict[int, Room]:
+        """Return those for which there was room long enough; the room for each that has some.
 
         While the first has no room, all its cards are closed for those that left after it.
         """
-        room: dict[int, int] = {}
+        found: dict[int, Room] = {}
         closed: set[str] = set()
         away = [job for job in self.jobs if not job.reserving and job.state == "checkpointed"]
         for job in sorted(away, key=lambda job: (job.left_ns, job.job_id)):
-            if not self._fits(job, closed):
-                closed.update(job.cards)
+            before = rooms.get(job.job_id)
+            to = self._place(job, closed, "" if before is None else before.to)
+            if to is None:
+                closed.update([job.wanted] if job.wanted else job.cards)
                 continue
-            room[job.job_id] = since = room_since.get(job.job_id, now_ns)
-            for uuid, hold in job.cards.items():
-                self._take(uuid, hold.away)
-            if now_ns - since >= self.settings.hysteresis_ns:
-                self.orders.append(Return(job.job_id))
-        return room
+            same = before is not None and before.to == to
+            found[job.job_id] = room = before if before and same else Room(now_ns, to)
+            for uuid, size in _needs(job, to).items():
+                self._take(uuid, size)
+            if job.wanted or now_ns - room.since_ns >= self.settings.hysteresis_ns:
+                self.orders.append(Return(job.job_id, to))
+        return found
 
-    def _fits(self, job: Job, closed: Collection[str]) -> bool:
+    def _place(self, job: Job, closed: Collection[str], before: str) -> str | None:
+        """Where the job could return: "" to its own cards, else another one; None: nowhere.
+
+        `before`: what was chosen last, so that no two cards take turns.
+        """
+        if not job.wanted and self._fits(_needs(job, ""), closed):
+            return ""
+        others = (job.wanted,) if job.wanted else job.elsewhere
+        able = [uuid for uuid in others if self._fits(_needs(job, uuid), closed)]
+        if before in able:
+            return before
+        return max(able, key=lambda uuid: (self.now[uuid] - self.kept[uuid], uuid), default=None)
+
+    def _fits(self, needs: Mapping[str, int], closed: Collection[str]) -> bool:
         return all(
-            uuid not in closed
-            and uuid in self.now
-            and self.now[uuid] - self.kept[uuid] >= hold.away
-            for uuid, hold in job.cards.items()
+            uuid not in closed and uuid in self.now and self.now[uuid] - self.kept[uuid] >= size
+            for uuid, size in needs.items()
         )
+
+
+def _needs(job: Job, to: str) -> dict[str, int]:
+    """The bytes that the job's return takes, by card."""
+    if to:
+        return {to: sum(hold.away for hold in job.cards.values())}
+    return {uuid: hold.away for uuid, hold in job.cards.items()}

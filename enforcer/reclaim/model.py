@@ -59,7 +59,11 @@ class Want:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that started. `since_ns`: when, so who is younger; `left_ns`: when it left."""
+    """A job that started. `since_ns`: when, so who is younger; `left_ns`: when it left.
+
+    `elsewhere`: the other cards of the node where a job with one card may return. `wanted`: the
+    card where root wants it; it returns nowhere else.
+    """
 
     job_id: int
     reserving: bool
@@ -68,6 +72,8 @@ class Job:
     state: State = "resident"
     left_ns: int = 0
     wants: Mapping[str, Want] = field(default_factory=lambda: MappingProxyType({}))
+    elsewhere: tuple[str, ...] = ()
+    wanted: str = ""
 
     @property
     def size(self) -> int:
@@ -98,9 +104,10 @@ class Leave:
 
 @dataclass(frozen=True)
 class Return:
-    """The job takes its memory again."""
+    """The job takes its memory again; `to`: on this card, where it was not before."""
 
     job_id: int
+    to: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,16 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Room:
+    """Since when a job could return; `to` as in Return."""
+
+    since_ns: int
+    to: str = ""
+
+
+@dataclass(frozen=True)
 class Decision:
-    """The orders, and since when there is room for each job that could return."""
+    """The orders, and the room for each job that could return."""
 
     orders: tuple[Order, ...]
-    room_since: Mapping[int, int]
+    rooms: Mapping[int, Room]

@@ -12,6 +12,8 @@ from enforcer.reporting.state import NodeState
 RECLAIMS: dict[str, tuple[str, float, str, bool]] = {
     "leaves": ("qgpu_reclaim_leaves", 1, "Times the memory of a job left its cards.", True),
     "returns": ("qgpu_reclaim_returns", 1, "Times it returned.", True),
+    "moved": ("qgpu_reclaim_moved", 1, "Jobs that went to another card.", True),
+    "not_moved": ("qgpu_reclaim_not_moved", 1, "Jobs that another card did not take.", True),
     "unable": ("qgpu_reclaim_unable", 1, "Jobs that were ended, as theirs cannot move.", True),
     "left_bytes": ("qgpu_reclaim_left_bytes", 1, "Bytes that left cards.", True),
     "left_ns": ("qgpu_reclaim_left_seconds", 1e-9, "Time that took.", True),

@@ -82,6 +82,7 @@ class ReclaimSettings(Section):
     * `hysteresis`: room must last so long before a job returns
     * `unable`: what becomes of a job whose memory cannot be moved
     * `helper`: the program that moves it
+    * `move`: whether a job also returns to another free card of its node
     """
 
     deadline: Deadline = Duration(60 * 10**9)
@@ -89,6 +90,7 @@ class ReclaimSettings(Section):
     hysteresis: Hysteresis = Duration(10 * 10**9)
     unable: Unable = "requeue"
     helper: AbsPath = PATHS.checkpoint
+    move: bool = False
 
 
 _DEFAULTS: dict[JobClass, dict[str, object]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from site_support import Site
 
 RECLAIMABLE = "classes: {offline: {memory: reclaimable}}\n"
@@ -101,3 +102,22 @@ def test_what_was_moved_is_told(site: Site) -> None:
     site.daemon["reclaim"] = TOLD | {"unable": 2}
     (found,) = [check for check in site.checks() if check.name == "checkpoints"]
     assert found.status == "warn" and "2 could not be moved" in found.text
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (
+            {"moves": "qgpud has no CAP_SYS_ADMIN"},
+            "no job can be moved: qgpud has no CAP_SYS_ADMIN",
+        ),
+        ({"reclaim": TOLD | {"not_moved": 2}}, "2 were not taken by another card"),
+    ],
+)
+def test_why_jobs_do_not_move_is_told(site: Site, told: dict[str, object], why: str) -> None:
+    (site.root / "qgpu-checkpoint").write_text("#!/bin/sh\n")
+    (site.root / "qgpu-checkpoint").chmod(0o755)
+    assert checkpoints(site, TOLD)[0] == "ok"
+    site.daemon.update(told)
+    (found,) = [check for check in site.checks() if check.name == "checkpoints"]
+    assert found.status == "warn" and why in found.text

@@ -24,6 +24,7 @@ from enforcer.reclaim.model import (
     Ready,
     Retry,
     Return,
+    Room,
     Settings,
     State,
     Want,
@@ -54,15 +55,31 @@ class Known:
     wants: dict[str, Want] = field(default_factory=dict)
     state: State = "resident"
     left: int = 0
+    may_move: bool = False
 
     def job(self) -> Job:
         cards = {
             uuid: Hold(cap, self.use.get(uuid, 0), self.away.get(uuid, 0))
             for uuid, cap in self.caps.items()
         }
+        others = tuple(uuid for uuid in CARDS if uuid not in self.caps)
         return Job(
-            self.number, self.reserving, cards, self.since, self.state, self.left, self.wants
+            self.number,
+            self.reserving,
+            cards,
+            self.since,
+            self.state,
+            self.left,
+            self.wants,
+            others if self.may_move else (),
         )
+
+    def go_to(self, uuid: str) -> None:
+        """Its one card becomes another one."""
+        self.caps = dict.fromkeys([uuid], *self.caps.values())
+        self.away = dict.fromkeys([uuid], sum(self.away.values()))
+        for want in self.wants.values():
+            self.wants = dict.fromkeys([uuid], replace(want, tried=-1, asked=False))
 
 
 class Node(RuleBasedStateMachine):
@@ -72,7 +89,7 @@ class Node(RuleBasedStateMachine):
         super().__init__()
         self.jobs: dict[int, Known] = {}
         self.now = 0
-        self.room: dict[int, int] = {}
+        self.room: dict[int, Room] = {}
         self.count = 0
 
     def free(self, uuid: str) -> int:
@@ -107,9 +124,11 @@ class Node(RuleBasedStateMachine):
         if all(used + cap <= TOTAL for used in booked.values()):
             self.come(True, dict.fromkeys(cards, cap))
 
-    @rule(cards=ONE_OR_BOTH, cap=CAPS, share=SHARES)
-    def reclaimable_comes(self, cards: tuple[str, ...], cap: int, share: int) -> None:
-        self.grow(self.come(False, dict.fromkeys(cards, cap)), share)
+    @rule(cards=ONE_OR_BOTH, cap=CAPS, share=SHARES, moves=st.booleans())
+    def reclaimable_comes(self, cards: tuple[str, ...], cap: int, share: int, moves: bool) -> None:
+        job = self.come(False, dict.fromkeys(cards, cap))
+        job.may_move = moves and len(cards) == 1
+        self.grow(job, share)
 
     def come(self, reserving: bool, caps: dict[str, int]) -> Known:
         self.count += 1
@@ -185,7 +204,7 @@ class Node(RuleBasedStateMachine):
             Claim(job.number, job.caps, job.since) for job in self.jobs.values() if not job.started
         ]
         found = decide(cards, running, waiting, self.now, self.room, RULES)
-        self.room = dict(found.room_since)
+        self.room = dict(found.rooms)
         for order in found.orders:
             self.obey(order)
         return found
@@ -198,14 +217,18 @@ class Node(RuleBasedStateMachine):
                 asks = self.jobs[other]
                 assert asks.reserving or (asks.since, asks.number) < (job.since, job.number)
                 job.state = "leaving"
-            case Return():
+            case Return(_, to):
                 assert job.state == "checkpointed"
+                if to:
+                    assert len(job.caps) == 1 and job.may_move and to not in job.caps
+                    job.go_to(to)
                 assert all(
                     self.free(uuid) >= size + self.promised(uuid) for uuid, size in job.away.items()
                 ), "it returned to memory that is kept for others"
                 assert not any(
                     other.state == "checkpointed"
                     and (other.left, other.number) < (job.left, job.number)
+                    and not other.may_move
                     and not other.caps.keys().isdisjoint(job.caps)
                     for other in self.jobs.values()
                 ), "it overtook one that left before it"
@@ -319,7 +342,8 @@ def test_a_long_day_comes_to_rest_too(seed: int) -> None:
         if event == 0:
             node.reserving_comes(chance.choice(both), chance.choice(caps))
         elif event == 1:
-            node.reclaimable_comes(chance.choice(both), chance.choice(caps), share)
+            moves = bool(chance.getrandbits(1))
+            node.reclaimable_comes(chance.choice(both), chance.choice(caps), share, moves)
         elif event == 2:
             node.grows(number, share)
         elif event == 3:

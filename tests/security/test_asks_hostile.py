@@ -19,8 +19,9 @@ from daemon_support import Serving, sampled
 
 from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.audit import enforcer
-from enforcer.daemon.requests.answers import MAX_RUNS, Asks, Peer
+from enforcer.daemon.requests.answers import MAX_RUNS, Asks
 from enforcer.daemon.requests.protocol import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonError, ask
+from enforcer.daemon.requests.reply import Peer
 from enforcer.daemon.requests.server import PER_SECOND, _Client
 from enforcer.nvml.port import GpuProcess
 from enforcer.places import MAX_CLIENTS, MAX_PER_USER, ROOT_PLACES

@@ -45,6 +45,9 @@ def checkpoints(known: Known) -> Check:
     doubt = known.host.distrust(helper)
     if doubt:
         return Check("checkpoints", "fail", f"{doubt}: qgpud does not run it", doubt.todo)
+    if known.daemon.get("moves"):
+        text = f"reclaim.move is set, but no job can be moved: {known.daemon['moves']}"
+        return Check("checkpoints", "warn", text, "add the drop-in, and restart qgpud")
     return _moved(cast("dict[str, int] | None", known.daemon.get("reclaim")))
 
 
@@ -56,6 +59,10 @@ def _moved(told: dict[str, int] | None) -> Check:
         f"{told['leaves']} left, {told['returns']} returned, {told['away']} away now with"
         f" {format_mib(told['away_bytes'] >> 20)} in host memory; {told['claims']} wait to start"
     )
+    if told.get("not_moved"):
+        text += f"; {told['not_moved']} were not taken by another card"
+        todo = "qgpud's log has the reasons: event=not-moved"
+        return Check("checkpoints", "warn", text, todo)
     if told["unable"]:
         text += f"; {told['unable']} could not be moved and were ended"
         todo = "qgpud's log has the reasons: event=reclaim step=unable"
@@ -100,7 +107,8 @@ def _too_large(known: Known) -> Check | None:
 def _crowded(known: Known) -> Check | None:
     """Jobs that book one shard each all fit the first card."""
     config = known.need
-    if config.slurm.placement == "spread" or config.slurm.version < "23.11":
+    spread = config.slurm.placement == "spread" or config.reclaim.move
+    if spread or config.slurm.version < "23.11":
         return None
     if all(group.count == 1 for group in config.nodes):
         return None

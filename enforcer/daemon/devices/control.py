@@ -42,13 +42,20 @@ class JobDevices:
     _known: dict[int, dict[Place, _Known]] = field(default_factory=dict)  # by job
     _roots: Roots | None = None  # a host of containers has thousands of mounts: read once per job
 
+    def fault(self) -> str:
+        """See `Devices`."""
+        if self.administers():
+            return ""
+        return (
+            "qgpud has no CAP_SYS_ADMIN, without which the kernel changes no device cgroup:"
+            " docs/specs/devices.md has the drop-in for its unit"
+        )
+
     def refusal(self, job_id: int, pids: Iterable[int]) -> str:
         """Why the access of this job with these processes cannot be changed; empty if it can."""
-        if not self.administers():
-            return (
-                "qgpud has no CAP_SYS_ADMIN, without which the kernel changes no device cgroup:"
-                " docs/specs/devices.md has the drop-in for its unit"
-            )
+        fault = self.fault()
+        if fault:
+            return fault
         try:
             return self._refusal(job_id, tuple(pids))
         except (DevicesError, OSError) as error:

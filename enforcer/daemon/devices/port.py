@@ -46,6 +46,9 @@ def devices_of(card: CardSpec) -> frozenset[Device]:
 class Devices(Protocol):
     """The device access of jobs."""
 
+    def fault(self) -> str:
+        """Why this qgpud can change that of no job; empty if nothing is known against it."""
+
     def refusal(self, job_id: int, pids: Iterable[int]) -> str:
         """Why the access of this job with these processes cannot be changed; empty if it can."""
 
@@ -67,6 +70,10 @@ class FakeDevices:
 
     why: str = ""
     rules: dict[int, Rules] = field(default_factory=dict)
+
+    def fault(self) -> str:
+        """As the test says."""
+        return self.why
 
     def refusal(self, job_id: int, pids: Iterable[int]) -> str:
         """As the test says."""

@@ -14,7 +14,9 @@ from gres.grant.store import Grant
 
 
 def in_the_way(grant: Grant, standing: Collection[Grant]) -> list[Grant]:
-    """The grants of other jobs on its cards. `qgpu run` is not counted."""
+    """The grants of other jobs on its cards. `qgpu run` is not counted, nor a job that was moved
+    there: it makes room.
+    """
     cards = {card.uuid for card in grant.cards}
     return [
         other
@@ -22,7 +24,7 @@ def in_the_way(grant: Grant, standing: Collection[Grant]) -> list[Grant]:
         if other.state != "refused"
         and not is_run(other.job_id)
         and other.job_id != grant.job_id
-        and not cards.isdisjoint(card.uuid for card in other.cards)
+        and not cards.isdisjoint(card.uuid for card in other.cards if not card.home)
     ]
 
 

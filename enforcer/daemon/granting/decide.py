@@ -229,7 +229,10 @@ def taken(grant: Grant, others: Iterable[Grant], doubtful: Collection[int] = ())
     before it was active did not.
     """
     for other in others:
-        both = {card.uuid for card in other.cards} & {card.uuid for card in grant.cards}
+        # a job that was moved here makes room
+        both = {card.uuid for card in other.cards if not card.home} & {
+            card.uuid for card in grant.cards
+        }
         if other.job_id != grant.job_id and both and "whole" in (grant.state, other.state):
             card = next(card for card in grant.cards if card.uuid in both)
             held = "it as a whole" if other.state == "whole" else "a share of it"
@@ -312,7 +315,8 @@ def _undated(grant: Grant) -> tuple[object, ...]:
         grant.state,
         grant.job_class,
         grant.message,
-        grant.cards,
+        [(card.home or card.uuid, card.share, card.governed) for card in grant.cards],
+        [card.mem_cap for card in grant.cards],
         grant.run_dir,
         grant.driver_path,
         grant.shim_path,

@@ -19,6 +19,10 @@ class Away:
     `doubted`: the same, since the driver counts bytes on a card; `asks`: how often the answer was
     that all are away. `residue`: the bytes that it counts all the same. `restored`: how often the
     job took its memory back by itself.
+
+    `came_from`: the card that its memory left, where it returns to another one; `there`: processes
+    that have their memory on the new card already. `stays`: another card did not take it, so it
+    returns to this one. `wanted`: the card where root wants it, until `wanted_ns`.
     """
 
     grant: Grant
@@ -37,6 +41,12 @@ class Away:
     asks: int = 0
     residue: int = 0
     restored: int = 0
+    came_from: str = ""
+    relisted: bool = False  # processes that began meanwhile were made to leave as well
+    there: set[int] = field(default_factory=set)
+    stays: bool = False
+    wanted: str = ""
+    wanted_ns: int = 0  # CLOCK_MONOTONIC
 
     def taken(self, uuid: str) -> int:
         """The bytes of the card that it took away."""

@@ -86,9 +86,9 @@ class Claims:
     def admit(self, grant: Grant, standing: Collection[Grant], contested: Set[str]) -> Grant | str:
         """The grant, or its refusal, or why its Prolog waits.
 
-        `contested`: cards with reclaimable jobs.
+        `contested`: cards with reclaimable jobs. A whole card has one if it was moved there.
         """
-        if any(other.job_id == grant.job_id for other in standing) or grant.state != "active":
+        if any(other.job_id == grant.job_id for other in standing) or grant.state == "refused":
             return grant  # the same Prolog again, or nothing to wait for
         waiting = self._waiting.get(grant.job_id)
         if waiting is None:

@@ -23,7 +23,7 @@ from gres.grant.store import Grant
 from gres.printable import printable
 
 LOCKS = "checkpoint"  # below run_dir
-OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+INVALID_VALUE, OUT_OF_MEMORY = 1, 2  # CUDA_ERROR_*
 MAX_PIDS = 4096  # of one operation: a command line holds them
 Action = Literal["state", "leave", "return"]
 _LINE = re.compile(
@@ -59,6 +59,10 @@ class Outcome:
     def states(self) -> set[str]:
         """The states of the processes that use CUDA."""
         return {line.state for line in self.lines} - {"none"}
+
+    def unmapped(self) -> set[int]:
+        """The processes that are on no card that the map of a return names."""
+        return {x.pid for x in self.lines if x.step == "restore" and x.code == INVALID_VALUE}
 
     def without_room(self) -> bool:
         """Whether all that failed was that the card has too little memory."""
@@ -151,11 +155,13 @@ class Mover:
             finally:
                 os.close(handle)
 
-    def start(self, action: Action, grant: Grant, pids: Iterable[int]) -> Operation:
-        """Start an operation on these processes."""
+    def start(
+        self, action: Action, grant: Grant, pids: Iterable[int], words: Iterable[str] = ()
+    ) -> Operation:
+        """Start an operation on these processes; `words` are further options."""
         self._count += 1
         listed = tuple(sorted(pids))[:MAX_PIDS]
-        words = [self.helper, "--driver", grant.driver_path, action, *map(str, listed)]
+        words = [self.helper, "--driver", grant.driver_path, *words, action, *map(str, listed)]
         child = self._start(grant.job_id, words) if listed else NoChild("")
         return Operation(action, listed, child, self.clock.monotonic_ns(), self._count)
 

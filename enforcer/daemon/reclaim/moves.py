@@ -5,6 +5,7 @@ Who moves is decided elsewhere. Helpers are children; `advance` takes their ends
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from enforcer.daemon.reclaim.away import Away
 from enforcer.daemon.reclaim.mover import Action, Mover, Operation, Outcome
 from enforcer.daemon.reclaim.seen import Uses, pids_of
 from enforcer.daemon.reclaim.totals import Totals
+from enforcer.daemon.reclaim.transfer import Transfers
 from enforcer.daemon.reclaim.unable import Unable
 from enforcer.ledger import reclaims as rows
 from gres.grant.store import Grant
@@ -39,6 +41,7 @@ class Moves:
     service: NodeService
     unable: Unable = field(init=False)
     mover: Mover = field(init=False)
+    transfers: Transfers = field(init=False)
     totals: Totals = field(default_factory=Totals)
     tell: Callable[[int, int, str], object] | None = None  # a job, its user, a sentence
     away: dict[int, Away] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class Moves:
         settings, clock = service.config.reclaim, ports.clock
         run_dir = Path(service.node.run_dir)
         self.mover = Mover(settings.helper, run_dir, clock, settings.operation.ns)
+        self.transfers = Transfers(self.service)
         self.unable = Unable(settings.unable, clock, ports.queue, service.job_of)
 
     def operations(self) -> list[Operation]:
@@ -94,14 +98,48 @@ class Moves:
         self.away[grant.job_id] = away
         self._hold(grant.job_id, held=True)
         sizes = {card.uuid: away.taken(card.uuid) for card in grant.cards}
-        why = f"job {other}"
+        why = f"job {other}" if other else "moved by root"
         self.service.sampler.note(rows.left, self.service.ledger, grant, now, why, sizes)
         emit(logging.INFO, "reclaim", step="leave", job=grant.job_id, bytes=away.size, to=other)
         self._move(away, "leave")
 
-    def back(self, job_id: int) -> None:
-        """Begin to move the job's memory back."""
-        self._move(self.away[job_id], "return")
+    def back(self, job_id: int, to: str = "") -> None:
+        """Begin to move the job's memory back, or to another card."""
+        away = self.away[job_id]
+        if to and not away.relisted and self._newcomers(away):
+            away.relisted = True
+            self._move(away, "leave")
+            return
+        why = self.transfers.switch(away, to) if to else ""
+        if why:
+            self._stay(away, why)
+        else:
+            self._move(away, "return")
+
+    def _newcomers(self, away: Away) -> bool:
+        """Whether processes of the job began since it left: they see the card that it left."""
+        before = set(away.pids)
+        with contextlib.suppress(ArbiterError):
+            self._know(away, self._registered(away.grant.job_id))
+        return bool(away.pids.keys() - before)
+
+    def _stay(self, away: Away, why: str) -> None:
+        """The job returns to its own card after all."""
+        away.stays, away.wanted, away.state = True, "", "checkpointed"
+        self.totals.not_moved += 1
+        emit(logging.WARNING, "not-moved", job=away.grant.job_id, why=why)
+
+    def want(self, grant: Grant, uuid: str, until_ns: int) -> None:
+        """Move the job to another card of the node, as root wants it.
+
+        `until_ns` (CLOCK_MONOTONIC): then it may return to its own card as well. Without an arbiter
+        nothing is done.
+        """
+        if grant.job_id not in self.away:
+            self.leave(grant, 0)
+        away = self.away.get(grant.job_id)
+        if away is not None and away.state in ("leaving", "checkpointed"):
+            away.wanted, away.wanted_ns, away.stays = uuid, until_ns, False
 
     def doubt(self) -> None:
         """Ask about jobs of which the driver counts bytes on a card though they are away: any
@@ -139,7 +177,11 @@ class Moves:
         self._start(away, action)
 
     def _start(self, away: Away, action: Action) -> None:
-        away.operation = self.mover.start(action, away.grant, away.pids)
+        words = []
+        if action == "return" and away.came_from:
+            words = ["--map", f"{away.came_from}={away.grant.cards[0].uuid}"]
+            words += [word for pid in sorted(away.there) for word in ("--there", str(pid))]
+        away.operation = self.mover.start(action, away.grant, away.pids, words)
         if away.operation.child.fileno() is None:
             self._advance(away)  # no helper will end
 
@@ -170,7 +212,9 @@ class Moves:
             self._left(away, took)
         elif outcome.done:
             self._home(away, "returned", took)
-        elif "failed" not in outcome.states() and self._once_more(away, operation, outcome):
+        elif "failed" not in outcome.states() and (
+            self._once_more(away, operation, outcome) or self._other_way(away, outcome)
+        ):
             return
         else:
             self._give_up(away, outcome)
@@ -208,6 +252,21 @@ class Moves:
         self._move(away, "leave" if full else outcome.action)
         return True
 
+    def _other_way(self, away: Away, outcome: Outcome) -> bool:
+        """Whether a failed return to another card goes on: some processes were there already, or
+        the job returns to the card that it came from.
+        """
+        if outcome.action != "return" or not away.came_from or outcome.without_room():
+            return False
+        if outcome.unmapped() - away.there:
+            away.there |= outcome.unmapped()
+            self._move(away, "return")
+            return True
+        if away.stays or self.transfers.switch(away, away.came_from):
+            return False
+        self._stay(away, outcome.why)
+        return True
+
     def _left(self, away: Away, took: int) -> None:
         away.state, away.tries = "checkpointed", 0
         if not away.prune(start_ticks):
@@ -223,6 +282,7 @@ class Moves:
         """The job goes on where it was."""
         job_id = away.grant.job_id
         del self.away[job_id]
+        self.totals.moved += bool(away.came_from) and not away.stays
         if away.recorded:
             self._note_back(away, result, took)
         fields = {"job": job_id, "bytes": away.size, "result": result}
@@ -281,6 +341,7 @@ class Moves:
         if intervals:
             away.left_at = min(row.left_at for row in intervals)
             away.sizes = {0: {row.uuid: row.bytes or 0 for row in intervals}}
+            self.transfers.resume(away)
             moved = all(row.leave_ns is not None for row in intervals)
             away.state = "returning" if moved else "leaving"
             self._hold(grant.job_id, held=True)

@@ -14,8 +14,9 @@ def _where(away: Away) -> str:
 
 def left(away: Away) -> str:
     """Its memory left."""
+    why = f"job {away.other} needs the GPU memory of this job"
     return (
-        f"qgpu: job {away.other} needs the GPU memory of this job. Its"
+        f"qgpu: {why if away.other else 'this job moves to another card'}. Its"
         f" {format_mib(away.size // MIB)} of {_where(away)} were moved to its host memory. It goes"
         " on where it stopped once there is room."
     )

@@ -32,6 +32,7 @@ from enforcer.reclaim.model import (
     Ready,
     Retry,
     Return,
+    Room,
     Settings,
 )
 from gres.grant.store import Grant
@@ -52,7 +53,8 @@ class Reclaimer:
     wants: Wants = field(init=False)
     moves: Moves = field(init=False)
     owners: Owners = field(init=False)
-    _room_since: dict[int, int] = field(default_factory=dict)
+    _rooms: dict[int, Room] = field(default_factory=dict)
+    _ordered: dict[int, tuple[str, int]] = field(default_factory=dict)  # by root
     _sampling: bool = False
     _again: bool = False
     _failed: bool = False
@@ -74,7 +76,8 @@ class Reclaimer:
 
     def wanted(self) -> bool:
         """Whether `tick` has something to do."""
-        return bool(self.claims.open or self.wants.cards() or self.moves.away)
+        waits = self.claims.open or self.wants.cards() or self.moves.away
+        return bool(waits or self.moves.transfers.moved())
 
     # ---- what happens ---------------------------------------------------------------------------
 
@@ -117,6 +120,16 @@ class Reclaimer:
         if news:
             self.look()
 
+    def order(self, job_id: int, uuid: str) -> None:
+        """Root wants the job on another card: it leaves once it is known what it holds."""
+        until = self.service.ports.clock.monotonic_ns() + self.service.config.reclaim.deadline.ns
+        self._ordered[job_id] = (uuid, until)
+        self.look()
+
+    def ordered(self, job_id: int) -> bool:
+        """Whether root's order for the job was not begun yet."""
+        return job_id in self._ordered
+
     def ended(self, job_id: int) -> None:
         """The job's grant ended: its processes are gone, or go now."""
         self.claims.withdraw(job_id)
@@ -131,6 +144,7 @@ class Reclaimer:
         """
         busy = self.claims.open or self.moves.moving()
         self.moves.advance()
+        self.moves.transfers.confine_again()
         if busy or self.service.ports.clock.monotonic_ns() - self._looked_ns >= CALM_NS:
             self.look()
 
@@ -159,10 +173,11 @@ class Reclaimer:
             self._again = True
             return
         cards = self.wants.cards() | self.claims.cards()
-        if cards or self.moves.away:
+        if cards or self.moves.away or self._ordered:
             # All cards of jobs that could leave or return: such a job moves as a whole.
             grants = [grant for grant in self.service.grants.values() if grant.reclaimable]
             cards |= {card.uuid for grant in grants for card in grant.cards}
+            cards |= self.moves.transfers.others(self.moves.away.values())
             self._sampling = True
             self._looked_ns = self.service.ports.clock.monotonic_ns()
             self.service.nvml.start(MemoryQuestion(sorted(cards)), self._sampled)
@@ -183,18 +198,25 @@ class Reclaimer:
     def _decide(self, cards: dict[str, CardSeen]) -> None:
         self.moves.uses = uses_of(cards, self.owners, self._counted)
         self.moves.doubt()
+        self._take_orders()
         clock = self.service.ports.clock
         decision = decide(
             [Card(uuid, card.free) for uuid, card in cards.items()],
-            [self._job(grant) for grant in self.service.grants.values() if grant.state == "active"],
+            [self._job(g) for g in self.service.grants.values() if g.state != "refused"],
             self.claims.waiting(),
             clock.monotonic_ns(),
-            self._room_since,
+            self._rooms,
             self.settings,
         )
-        self._room_since = dict(decision.room_since)
+        self._rooms = dict(decision.rooms)
         for order in decision.orders:
             self._obey(order, cards)
+
+    def _take_orders(self) -> None:
+        for job_id, (uuid, until_ns) in self._ordered.items():
+            if job_id in self.service.grants:
+                self.moves.want(self.service.grants[job_id], uuid, until_ns)
+        self._ordered.clear()
 
     def _counted(self, job_id: int, uuid: str) -> int | None:
         """What the arbiter counts, where the driver does not tell."""
@@ -219,6 +241,8 @@ class Reclaimer:
             "resident" if away is None else away.state,
             0 if away is None else away.left_at,
             self.wants.of(grant.job_id),
+            () if away is None else self.moves.transfers.elsewhere(away),
+            "" if away is None else self.moves.transfers.wanted(away),
         )
 
     def _obey(self, order: Order, cards: dict[str, CardSeen]) -> None:
@@ -226,8 +250,8 @@ class Reclaimer:
             match order:
                 case Leave(job_id, other):
                     self.moves.leave(self.service.grants[job_id], other)
-                case Return(job_id):
-                    self.moves.back(job_id)
+                case Return(job_id, to):
+                    self.moves.back(job_id, to)
                 case Retry(job_id, uuid):
                     self._tell(job_id, uuid, MemoryAction.RETRY, cards[uuid].free)
                 case Final(job_id, uuid):

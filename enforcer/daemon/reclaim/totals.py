@@ -12,6 +12,8 @@ class Totals:
     leaves: int = 0
     returns: int = 0
     unable: int = 0
+    moved: int = 0  # to another card
+    not_moved: int = 0  # the other card did not take them
     left_bytes: int = 0
     left_ns: int = 0
     returned_bytes: int = 0

@@ -4,12 +4,12 @@ state.
 
 from __future__ import annotations
 
+import functools
 import grp
 import logging
 import os
 import pwd
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError
@@ -18,8 +18,11 @@ from enforcer.daemon.granting.driver import BrokenNodeError
 from enforcer.daemon.injecting.way import described
 from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
+from enforcer.daemon.requests.jobs import JOB_ASKS, JobAsk
 from enforcer.daemon.requests.livecards import Snapshot
-from enforcer.daemon.requests.reclass import ReclassError, change_class
+from enforcer.daemon.requests.move import MoveError
+from enforcer.daemon.requests.reclass import ReclassError
+from enforcer.daemon.requests.reply import Peer, RefusedError, Reply
 from enforcer.daemon.requests.runs import (
     Offer,
     RunRefusedError,
@@ -46,29 +49,6 @@ from gres.units import MIB
 MAX_RUNS = 128
 
 
-class RefusedError(RuntimeError):
-    """The answer is no; the text is a sentence."""
-
-
-@dataclass(frozen=True)
-class Peer:
-    """The process that asks, by the kernel. `pidfd` opens its descriptor; the caller closes it."""
-
-    pid: int
-    uid: int
-    gid: int
-    groups: frozenset[int]
-    pidfd: Callable[[], int]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer, and a descriptor to send with it, which is closed afterwards."""
-
-    body: dict[str, Any]
-    fd: int | None = None
-
-
 class Asks:
     """The questions. `owner` is the uid that may change things: root."""
 
@@ -84,9 +64,7 @@ class Asks:
             "cards": self._cards,
             "card-set": self._card_set,
             "card-reset": self._card_reset,
-            "job-class": self._job_class,
-            "job-pardon": self._job_pardon,
-            "job-release": self._job_release,
+            **{op: functools.partial(self._job, ask) for op, ask in JOB_ASKS.items()},
             "run": self._run,
         }
 
@@ -99,7 +77,7 @@ class Asks:
                     f"qgpud does not know '{question.get('op')}'; is it older than this qgpu?"
                 )
             reply = action(question, peer)
-        except (RefusedError, ReclassError, RunRefusedError, CardPlanError) as error:
+        except (RefusedError, ReclassError, MoveError, RunRefusedError, CardPlanError) as error:
             return Reply({"ok": False, "error": str(error)})
         except (NvmlError, IdentityError, BrokenNodeError) as error:
             return Reply({"ok": False, "error": f"this node cannot serve it: {error}"})
@@ -124,6 +102,7 @@ class Asks:
                 "grants": len(service.grants),
                 **service.memory.describe(service.grants.values()),
                 "hardware": self._hardware(),
+                "moves": service.devices.fault() if service.config.reclaim.move else "",
                 "reclaim": service.reclaimer.figures() if service.reclaimer.enabled else None,
                 **described(service.config, service.node),
             }
@@ -182,6 +161,10 @@ class Asks:
             f"'{wanted[:60]}' is no card of {self._service.node.name}; it has {known}"
         )
 
+    def _job(self, ask: JobAsk, question: dict[str, Any], peer: Peer) -> Reply:
+        self._root_only(peer, ask.verb, ask.what)
+        return Reply(ask.answer(self._service, question, peer.uid, self._find))
+
     def _is_root(self, peer: Peer) -> bool:
         return peer.uid in (0, self.owner)
 
@@ -203,41 +186,6 @@ class Asks:
     def _card_reset(self, question: dict[str, Any], peer: Peer) -> Reply:
         self._root_only(peer, "reset")
         return self._change(self._find(question), self._service.live.reset, False, peer)
-
-    def _job_class(self, question: dict[str, Any], peer: Peer) -> Reply:
-        self._root_only(peer, "change", "the class of a job")
-        job, job_class = question.get("job"), question.get("job_class")
-        if type(job) is not int or job_class not in CLASSES:
-            raise RefusedError("a job's number and a class are needed, online or offline")
-        done = change_class(
-            self._service, job, cast("JobClass", job_class), question.get("force") is True
-        )
-        return Reply({"before": done.before, "after": done.after, "reached": done.reached})
-
-    def _job_pardon(self, question: dict[str, Any], peer: Peer) -> Reply:
-        self._root_only(peer, "pardon", "a job")
-        grant = self._standing(question)
-        pids = self._service.inspector.pardon(grant)
-        emit(logging.INFO, "job-pardon", job=grant.job_id, continued=pids or None, uid=peer.uid)
-        return Reply({"continued": pids})
-
-    def _standing(self, question: dict[str, Any]) -> Grant:
-        job, node = question.get("job"), self._service.node.name
-        grant = self._service.grants.get(job) if type(job) is int else None
-        if grant is None:
-            raise RefusedError(f"no grant of a job {job!r} stands on {node}; see qgpu jobs")
-        return grant
-
-    def _job_release(self, question: dict[str, Any], peer: Peer) -> Reply:
-        """End the grant of a job that is gone: where qgpud cannot ask slurmctld itself."""
-        self._root_only(peer, "release", "the grant of a job")
-        job, service = self._standing(question).job_id, self._service
-        service.steps.adopt([job])
-        if is_run(job) or service.steps.of(job):
-            raise RefusedError(f"job {job} still runs on {service.node.name}; end it first")
-        emit(logging.WARNING, "job-release", job=job, uid=peer.uid)
-        service.end(job, "released")
-        return Reply({})
 
     def _change(self, offer: Offer, action: Callable[[str], None], save: bool, peer: Peer) -> Reply:
         """Change the settings and send them to the arbiter; if it refuses, all is as before."""

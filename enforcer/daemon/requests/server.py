@@ -20,8 +20,9 @@ from typing import Any
 from enforcer.clock import Clock
 from enforcer.daemon.log import emit
 from enforcer.daemon.packets import hang_up, receive
-from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.answers import Asks
 from enforcer.daemon.requests.protocol import MAX_MESSAGE, SO_PEERPIDFD, AskError, decode, encode
+from enforcer.daemon.requests.reply import Peer, Reply
 from enforcer.places import TOO_MANY_OPEN, make_room
 from enforcer.rate import Rate
 

@@ -1,7 +1,8 @@
 """Random schedules of jobs whose memory may be taken back, beside jobs that reserve, on live Slurm.
 
 Whatever comes and ends when, and whatever is killed: no online job is refused memory or fails, and
-no offline job is lost or finds its memory changed. QGPU_SCHEDULES=200 plays more of them.
+no offline job is lost or finds its memory changed. On nodes with two cards offline jobs also move
+between them, by themselves and by order. QGPU_SCHEDULES=200 plays more of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from cli.sandbox.options import SandboxOptions
 from enforcer.nvml.driver import PynvmlNvml
 
 SCHEDULES, FIRST = int(os.environ.get("QGPU_SCHEDULES", "4")), int(os.environ.get("QGPU_SEED", "1"))
-NODES = 2  # with one card each; each plays one schedule at a time
+NODES = 2  # each plays one schedule at a time
+MOVES = 5  # orders to move a job, in each schedule on two cards
 USABLE_GIB, MOST_OFFLINE_GIB = 78, 150  # of a card; below max_reclaimable
 BEGINS_S, KILLED_S = 4.0, 6.0  # jobs come, and something is killed, within this time
 Victim = Literal["", "qgpud", "arbiter", "job"]
@@ -55,7 +57,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What comes on a node's one card, and what is killed when."""
+    """What comes on a node, and what is killed when."""
 
     seed: int
     jobs: tuple[Planned, ...]
@@ -79,14 +81,29 @@ def drawn(seed: int) -> Schedule:
     return Schedule(seed, tuple(jobs), draw.choice(victims), draw.uniform(0.5, KILLED_S))
 
 
-@pytest.fixture(scope="module")
-def reclaiming() -> Iterator[Sandbox]:
-    """A sandbox whose offline memory is reclaimable."""
-    options = SandboxOptions(f"r{os.getpid()}", nodes=NODES, cards=1, reclaimable=True)
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-card", "two-cards"])
+def reclaiming(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox whose offline memory is reclaimable; with two cards its jobs move."""
+    options = SandboxOptions(f"r{os.getpid()}", nodes=NODES, cards=request.param, reclaimable=True)
     cluster = Sandbox(options, progress=print)
     cluster.up()
+    if request.param > 1 and cluster.plan.cgroup == "none":
+        cluster.down()
+        pytest.skip(f"jobs move by their device cgroups: {cluster.plan.cgroup_why}")
+    if request.param > 1:
+        let_jobs_move(cluster)
     yield cluster
     cluster.down()
+
+
+def let_jobs_move(cluster: Sandbox) -> None:
+    path, before = cluster.layout.qgpu_yaml, cluster.layout.qgpu_yaml.read_text()
+    path.write_text(re.sub(r"(?m)^reclaim: \{(.*)\}$", r"reclaim: {\1, move: true}", before))
+    assert path.read_text() != before
+    live = Live(cluster)
+    for node in live.nodes:
+        live.stop_qgpud(node)
+        cluster.start(node, "qgpud")
 
 
 @pytest.fixture
@@ -124,6 +141,19 @@ def kill(live: Live, node: str, schedule: Schedule, begin: float) -> int | None:
     return int(number)
 
 
+def move_about(live: Live, node: str, schedule: Schedule, begin: float) -> None:
+    """Order offline jobs of the node to its cards, at random; some orders are refused."""
+    draw = random.Random(-schedule.seed)
+    for moment in sorted(draw.uniform(1, BEGINS_S + KILLED_S) for _ in range(MOVES)):
+        sleep_until(begin + moment)
+        which = ("-t", "R", "-w", node, "--qos=offline", "-o", "%A")
+        here = live.ask("squeue", "-h", *which).split()
+        if here:
+            card = str(draw.randint(0, 1))
+            words = ("qgpu", "job", "move", draw.choice(here), "--card", card, "--node", node)
+            live.run(*words, "--no-wait")
+
+
 def check(live: Live, number: int, plan: Planned) -> None:
     """The job did all of its work, and found its memory as it was."""
     said = live.output(number)
@@ -143,11 +173,11 @@ def check(live: Live, number: int, plan: Planned) -> None:
 
 
 def in_use(live: Live, node: str) -> int:
-    """Bytes on the node's card."""
+    """Bytes on the node's cards."""
     os.environ["QGPU_SIM_DIR"] = str(live.paths(node).sim_dir)
     nvml = PynvmlNvml(str(live.sandbox.layout.opt / "sim/libnvidia-ml.so.1"))
     try:
-        return nvml.load(nvml.cards()[0].uuid).mem_used or 0
+        return sum(nvml.load(card.uuid).mem_used or 0 for card in nvml.cards())
     finally:
         nvml.close()
 
@@ -155,8 +185,8 @@ def in_use(live: Live, node: str) -> int:
 def played(live: Live, node: str, schedule: Schedule) -> str:
     """One schedule, to the end of its jobs: what went wrong, with its seed; or nothing."""
     begin = time.monotonic() + 0.2
-    calls = [partial(call, live, node, schedule, begin) for call in (submitted, kill)]
-    jobs, killed = together(calls, 2)
+    acts = (submitted, kill, *((move_about,) if live.sandbox.options.cards > 1 else ()))
+    jobs, killed, *_ = together([partial(act, live, node, schedule, begin) for act in acts], 3)
     try:
         for number, plan in jobs.items():
             live.wait_gone(number, 60)
@@ -191,7 +221,7 @@ def test_random_schedules_harm_no_job(live: Live) -> None:
 def figures(live: Live, node: str) -> dict[str, int]:
     """How often something happened to the memory of a job, by the log."""
     log = live.paths(node).log("qgpud").read_text()
-    return dict(Counter(re.findall(r"event=reclaim step=(\S+)", log)))
+    return dict(Counter(re.findall(r"event=(?:reclaim step=)?(left|back|moved|not-moved)\b", log)))
 
 
 def test_schedules_are_of_all_kinds() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from daemon_support import hook_env
 
-from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.answers import Asks
+from enforcer.daemon.requests.reply import Peer, Reply
 from simulator.fakes import FakeNode
 
 ME = os.getuid()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from daemon_support import hook_env
 
+from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.daemon.granting.hookproto import Answer, Later
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.reclaim.child import Done, Process
@@ -30,17 +31,24 @@ SCRIPT = """#!/bin/sh
 D=${0%/*}
 echo "$*" >> $D/calls
 shift 2
+there=" "
+while [ "${1#--}" != "$1" ]; do
+  [ "$1" != --there ] || there="$there$2 "
+  shift 2
+done
 action=$1
+step=$action
+[ $action != return ] || step=restore
 shift
-[ ! -e $D/hang ] || exec sleep 600
+[ ! -e $D/hang ] && [ ! -e $D/hang.$action ] || exec sleep 600
 while [ -e $D/slow ]; do sleep 0.02; done
 failed=0
 for pid; do
   state=running
   [ ! -e $D/state.$pid ] || read -r state < $D/state.$pid
-  if [ -e $D/refuse.$action.$pid ]; then
+  if [ -e $D/refuse.$action.$pid ] && [ "${there#* $pid }" = "$there" ]; then
     read -r state code name < $D/refuse.$action.$pid
-    echo "$pid $state $action $code $name"
+    echo "$pid $state $step $code $name"
     failed=1
     continue
   fi
@@ -55,7 +63,8 @@ exit $failed
 """
 CLASSES = """
 classes: {{offline: {{memory: reclaimable}}}}
-reclaim: {{deadline: 60s, operation: 60s, hysteresis: 10s, unable: {unable}, helper: {helper}}}
+reclaim: {{deadline: 60s, operation: 60s, hysteresis: 10s, unable: {unable},
+          helper: {helper}{more}}}
 """
 
 
@@ -105,19 +114,23 @@ class FakeQueue:
 class Lab:
     """The node, its helper's directory, and the processes of its jobs."""
 
-    def __init__(self, node: FakeNode, directory: Path, unable: str = "requeue") -> None:
+    def __init__(
+        self, node: FakeNode, directory: Path, unable: str = "requeue", more: str = ""
+    ) -> None:
         self.node, self.directory = node, directory
         self.helper = directory / "helper"
         self.helper.write_text(SCRIPT)
         self.helper.chmod(0o755)
         text = CONFIG.format(directory=node.directory, deadline="10s")
-        node.config = parse_config(text + CLASSES.format(unable=unable, helper=self.helper))
+        node.config = parse_config(
+            text + CLASSES.format(unable=unable, helper=self.helper, more=more)
+        )
         self.queue = node.queue = FakeQueue()
         self.told: list[tuple[int, str]] = []
         self.held: dict[int, tuple[str, int]] = {}  # bytes by pid, and the card
         self.services: list[NodeService] = []
         self.programs: list[subprocess.Popen[bytes]] = []
-        self.card = node.nvml.cards()[0].uuid
+        self.card, self.other = (info.uuid for info in node.nvml.cards())
 
     def start(self) -> NodeService:
         """A daemon, also a second one after a crash."""
@@ -167,16 +180,21 @@ class Lab:
         program = subprocess.Popen(["/bin/sleep", "600"], user=USER)
         self.programs.append(program)
         self.node.jobs_of_pids[program.pid] = job
+        self.node.arbiter.procs.append(ProcessUse(job, self.card, program.pid, gib * GIB))
         self.hold(program.pid, gib)
         return program.pid
 
-    def hold(self, pid: int, gib: int) -> None:
-        """The driver counts so much for the process; 0: it does not list it."""
-        self.held[pid] = (self.card, gib * GIB)
+    def hold(self, pid: int, gib: int, card: str = "") -> None:
+        """The driver counts so much for the process on the card, by default the first; 0: it does
+        not list it.
+        """
+        self.held[pid] = (card or self.card, gib * GIB)
         if not gib:
             del self.held[pid]
-        here = [GpuProcess(pid, size) for pid, (card, size) in self.held.items()]
-        self.node.nvml.put(self.card, *here)
+        for info in self.node.nvml.cards():
+            held = self.held.items()
+            here = [GpuProcess(pid, size) for pid, (uuid, size) in held if uuid == info.uuid]
+            self.node.nvml.put(info.uuid, *here)
 
     def refuse(self, action: str, pid: int, answer: str) -> None:
         """From now on the helper cannot do that: the state, CUDA's number and its name."""
@@ -187,21 +205,29 @@ class Lab:
         (self.directory / f"state.{pid}").write_text(state + "\n")
 
     def calls(self) -> list[str]:
-        """What the helper was asked, without the driver's path and the processes."""
+        """What the helper was asked, without its options and the processes."""
+        known = ("state", "leave", "return")
+        return [next(word for word in line if word in known) for line in self.lines()]
+
+    def lines(self) -> list[list[str]]:
+        """The words of each call of the helper."""
         path = self.directory / "calls"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line.split()[2] for line in lines]
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def settle(self, service: NodeService) -> None:
         """Let each helper that runs end, and take its end."""
-        while running := service.reclaimer.moves.operations():
-            for operation in running:
-                fd = operation.child.fileno()
-                if fd is not None:
-                    poller = select.poll()
-                    poller.register(fd, select.POLLIN)
-                    assert poller.poll(30_000), "the helper does not end"
-            service.reclaimer.tick()
+        while service.reclaimer.moves.operations():
+            self.step(service)
+
+    def step(self, service: NodeService) -> None:
+        """The same for those that run now."""
+        for operation in service.reclaimer.moves.operations():
+            fd = operation.child.fileno()
+            if fd is not None:
+                poller = select.poll()
+                poller.register(fd, select.POLLIN)
+                assert poller.poll(30_000), "the helper does not end"
+        service.reclaimer.tick()
 
     def leaves(self, service: NodeService, *pids: int) -> None:
         """What the running helper moves away is gone from the card, as the driver counts."""
@@ -218,13 +244,13 @@ class Lab:
 
 
 @contextmanager
-def lab(node: FakeNode, unable: str = "requeue") -> Iterator[Lab]:
+def lab(node: FakeNode, unable: str = "requeue", more: str = "") -> Iterator[Lab]:
     """A laboratory in a directory that no other user could replace."""
     directory = Path(f"/var/lib/qgpu-test-{os.getpid()}")
     directory.mkdir(mode=0o755)
     made = None
     try:
-        made = Lab(node, directory, unable)
+        made = Lab(node, directory, unable, more)
         yield made
     finally:
         if made is not None:

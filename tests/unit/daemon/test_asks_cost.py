@@ -14,7 +14,8 @@ from memory_support import service_of
 
 from enforcer.daemon.arbiter.port import ArbiterRefusedError
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.answers import Asks
+from enforcer.daemon.requests.reply import Peer, Reply
 from enforcer.daemon.requests.server import PER_SECOND, UNKNOWN_PER_SECOND, AskServer, _Client
 from simulator.fakes import FakeNode
 

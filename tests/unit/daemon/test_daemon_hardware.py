@@ -23,7 +23,8 @@ from enforcer.daemon.arbiter.hardware import (
     major_of,
 )
 from enforcer.daemon.arbiter.sampling import Sampler
-from enforcer.daemon.requests.answers import Asks, Peer
+from enforcer.daemon.requests.answers import Asks
+from enforcer.daemon.requests.reply import Peer
 from enforcer.nvml.port import NvmlError
 from enforcer.reporting.attach import seen_of
 from enforcer.reporting.state import Seen, Watcher

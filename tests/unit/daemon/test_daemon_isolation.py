@@ -11,7 +11,8 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.requests.answers import Asks, Peer
+from enforcer.daemon.requests.answers import Asks
+from enforcer.daemon.requests.reply import Peer
 from simulator.fakes import GIB, FakeNode
 
 BEFORE, AFTER = (12, True), (80, False)  # GiB that the job may hold, and whether it is governed

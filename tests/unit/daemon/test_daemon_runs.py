@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from questions_support import ME, ask, env, peer, run, uuid
 
-from enforcer.daemon.requests.answers import Asks, Peer
+from enforcer.daemon.requests.answers import Asks
+from enforcer.daemon.requests.reply import Peer
 from enforcer.daemon.requests.runs import allowed_ids, may_run, next_job_id
 from enforcer.ledger.store import read_usage
 from enforcer.wire.abi import unpack_grant

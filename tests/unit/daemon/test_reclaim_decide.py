@@ -15,6 +15,7 @@ from enforcer.reclaim.model import (
     Order,
     Ready,
     Retry,
+    Room,
     Settings,
     State,
     Want,
@@ -119,8 +120,8 @@ def test_claims_come_before_wants_of_reclaimable_jobs() -> None:
 
 def test_wants_of_reclaimable_jobs_come_before_returns() -> None:
     jobs = [wanting(offline(1, 10), 30), offline(2, 0, "checkpointed", 30)]
-    found = decide([Card("a", 30)], jobs, [], 100 * SECOND, {2: 0}, RULES)
-    assert (found.orders, found.room_since) == ((Retry(1, "a"),), {})
+    found = decide([Card("a", 30)], jobs, [], 100 * SECOND, {2: Room(0)}, RULES)
+    assert (found.orders, found.rooms) == ((Retry(1, "a"),), {})
 
 
 def test_the_first_claim_comes_first() -> None:

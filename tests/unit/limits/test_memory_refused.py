@@ -16,7 +16,8 @@ from cli.doctor.known import Known
 from cli.doctor.result import Check
 from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.limits.backend import STUBBORN, MemoryBackend
-from enforcer.daemon.requests.answers import Asks, Peer
+from enforcer.daemon.requests.answers import Asks
+from enforcer.daemon.requests.reply import Peer
 from gres.grant.store import RUN_BASE, Grant, GrantCard
 from simulator.fakes import GIB, UNLIMITED, FakeNode
 

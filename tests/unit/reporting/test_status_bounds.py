@@ -18,8 +18,9 @@ from cli.live.card import hardware_words
 from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareUse, HardwareView
 from enforcer.daemon.limits.backend import MAX_ROWS
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.answers import Asks
 from enforcer.daemon.requests.protocol import MAX_MESSAGE, encode
+from enforcer.daemon.requests.reply import Peer, Reply
 from enforcer.daemon.requests.server import AskServer, _Client
 from gres.config.enforcer import HardwareSettings
 from gres.grant.store import RUN_BASE, Grant, GrantCard
