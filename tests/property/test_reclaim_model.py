@@ -108,6 +108,11 @@ class Node(RuleBasedStateMachine):
         coming = sum(j.away.get(uuid, 0) for j in self.jobs.values() if j.state == "returning")
         return self.unused(uuid) + coming
 
+    def above(self, uuid: str) -> int:
+        """What comes before reclaimable jobs: that, and the caps of those that wait to start."""
+        waiting = [job for job in self.jobs.values() if not job.started]
+        return self.promised(uuid) + sum(job.caps.get(uuid, 0) for job in waiting)
+
     def pick(self, number: int) -> Known | None:
         running = [job for job in self.jobs.values() if job.started]
         return running[number % len(running)] if running else None
@@ -223,7 +228,7 @@ class Node(RuleBasedStateMachine):
                     assert len(job.caps) == 1 and job.may_move and to not in job.caps
                     job.go_to(to)
                 assert all(
-                    self.free(uuid) >= size + self.promised(uuid) for uuid, size in job.away.items()
+                    self.free(uuid) >= size + self.above(uuid) for uuid, size in job.away.items()
                 ), "it returned to memory that is kept for others"
                 assert not any(
                     other.state == "checkpointed"
@@ -235,6 +240,8 @@ class Node(RuleBasedStateMachine):
                 job.state = "returning"
             case Retry(_, uuid):
                 assert job.state == "resident"
+                kept = 0 if job.reserving else self.above(uuid)
+                assert self.free(uuid) >= job.wants[uuid].size + kept
                 self.allocate(job, uuid, replace(job.wants[uuid], asked=True))
                 assert uuid not in job.wants, "a retry where too little was free"
             case Final():
