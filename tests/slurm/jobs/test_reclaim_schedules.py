@@ -30,7 +30,7 @@ SCHEDULES, FIRST = int(os.environ.get("QGPU_SCHEDULES", "4")), int(os.environ.ge
 NODES = 2  # each plays one schedule at a time
 MOVES = 5  # orders to move a job, in each schedule on two cards
 USABLE_GIB, MOST_OFFLINE_GIB = 78, 150  # of a card; below max_reclaimable
-BEGINS_S, KILLED_S = 4.0, 6.0  # jobs come, and something is killed, within this time
+BEGINS_S, KILLED_S = 2.0, 5.0  # jobs come, and something is killed, within this time
 Victim = Literal["", "qgpud", "arbiter", "job"]
 
 
@@ -75,7 +75,7 @@ def drawn(seed: int) -> Schedule:
             continue
         offline += 0 if online else cap
         use = max(1, int((cap - 1) * draw.uniform(0.3, 1)))
-        at, requests = draw.uniform(0, BEGINS_S), draw.randint(10, 60)
+        at, requests = draw.uniform(0, BEGINS_S), draw.randint(10, 40 if online else 100)
         jobs.append(Planned(online, cap, use, at, requests))
     victims: tuple[Victim, ...] = ("", "", "qgpud", "arbiter", "job")
     return Schedule(seed, tuple(jobs), draw.choice(victims), draw.uniform(0.5, KILLED_S))
