@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from jobs_support import Live, alone
-from test_reclaim_live import GIB, await_step, held, intact, online, rows, steps
+from memory_jobs import GIB, await_step, held, intact, online, rows, steps
 from test_torch_job import PLACE, ROOT, told
 
 from cli.sandbox.cluster import Sandbox
