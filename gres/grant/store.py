@@ -203,13 +203,22 @@ class GrantStore:
 
     def rewrite(self, grant: Grant, blob: bytes) -> None:
         """Write both forms of a grant that stands already, JSON first, durable on return. The marks
-        of its tasks stay.
+        of its tasks stay. Where there is no space for both, both stay as they are.
         """
+        job = grant.job_id
+        texts = {f"{job}.json": (grant.to_json().encode(), 0o600), f"{job}.grant": (blob, 0o644)}
+        staged: list[str] = []
         with self._open() as directory:
-            self._put(directory, f"{grant.job_id}.json", grant.to_json().encode(), 0o600)
-            os.fsync(directory)
-            self._put(directory, f"{grant.job_id}.grant", blob, 0o644)
-            os.fsync(directory)
+            try:
+                for name, (data, mode) in texts.items():
+                    staged.append(self._stage(directory, name, data, mode))
+                for name, temporary in zip(texts, staged, strict=True):
+                    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                    os.fsync(directory)
+            finally:
+                for temporary in staged:  # those that were renamed are gone
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(temporary, dir_fd=directory)
 
     def write_blob(self, job_id: int, blob: bytes) -> None:
         """Write the binary form (JOBID.grant, mode 0644), durable on return. Write it after the
@@ -229,6 +238,16 @@ class GrantStore:
         """Replace a file in one step; its content is durable, its name once the directory is
         synced.
         """
+        temporary = self._stage(directory, name, data, mode)
+        try:
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=directory)
+            raise
+
+    def _stage(self, directory: int, name: str, data: bytes, mode: int) -> str:
+        """A temporary file with the content of a file, durable; its name."""
         if len(data) > MAX_FILE_BYTES:
             raise GrantError(f"{name} would have {len(data)} bytes; the limit is {MAX_FILE_BYTES}")
         temporary = f".{name}.{os.getpid()}.tmp"
@@ -243,11 +262,11 @@ class GrantStore:
                 os.fchmod(file.fileno(), mode)  # despite the umask
                 if data:
                     os.fsync(file.fileno())
-            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=directory)
             raise
+        return temporary
 
     def keep(self, name: str, data: bytes | None) -> None:
         """Write a file of the daemon (mode 0600) into the directory, durable on return; None
