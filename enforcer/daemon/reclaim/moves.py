@@ -20,7 +20,7 @@ from enforcer.daemon.reclaim.away import Away
 from enforcer.daemon.reclaim.mover import Action, Mover, Operation, Outcome
 from enforcer.daemon.reclaim.seen import Uses, pids_of
 from enforcer.daemon.reclaim.totals import Totals
-from enforcer.daemon.reclaim.transfer import Transfers
+from enforcer.daemon.reclaim.transfer import Transfers, is_guest
 from enforcer.daemon.reclaim.unable import Unable
 from enforcer.ledger import reclaims as rows
 from gres.grant.store import Grant
@@ -110,11 +110,21 @@ class Moves:
             away.relisted = True
             self._move(away, "leave")
             return
-        why = self.transfers.switch(away, to) if to else ""
+        why = ""
+        if to:
+            why = self.transfers.obstacle(away, to) or self.transfers.switch(away, to)
+        elif is_guest(away.grant):  # it may open the card from the first moment on
+            self.transfers.confine(away.grant)
         if why:
             self._stay(away, why)
         else:
             self._move(away, "return")
+
+    def regrant(self, grant: Grant) -> None:
+        """The job's grant was changed while its memory is away."""
+        away = self.away.get(grant.job_id)
+        if away is not None:
+            away.grant = grant
 
     def _newcomers(self, away: Away) -> bool:
         """Whether processes of the job began since it left: they see the card that it left."""
@@ -331,6 +341,7 @@ class Moves:
         taken = list(filter(taken_back, service.grants.values()))
         pids = pids_of({grant.uid for grant in taken}, service.job_of) if taken else {}
         for grant in taken:
+            self.transfers.mend(grant)
             self._resume(grant, known.get(grant.job_id, []), pids.get(grant.job_id, []))
 
     def _resume(self, grant: Grant, intervals: list[rows.Reclaim], pids: list[int]) -> None:

@@ -91,11 +91,16 @@ class Transfers:
                 f"the driver of {node.name} is {self._version() or 'unknown'}; moving a job to"
                 f" another card takes {MAPS} or later"
             )
+        whole = self._whole(info.uuid)
+        if whole:
+            return f"{name} belongs to job {whole} as a whole"
         standing = self.service.grants.values()
-        for other in standing:
-            if other.state == "whole" and any(card.uuid == info.uuid for card in other.cards):
-                return f"{name} belongs to job {other.job_id} as a whole"
         return too_many(self._moved(grant, index, info), standing, node, self.service.config)
+
+    def _whole(self, uuid: str) -> int:
+        """The job that has this card as a whole; 0: none."""
+        whole = (one for one in self.service.grants.values() if one.state == "whole")
+        return next((g.job_id for g in whole if any(c.uuid == uuid for c in g.cards)), 0)
 
     def _version(self) -> str:
         """The driver's, asked for once it answers."""
@@ -107,6 +112,16 @@ class Transfers:
         return self._driver
 
     # ---- the switch -----------------------------------------------------------------------------
+
+    def obstacle(self, away: Away, uuid: str) -> str:
+        """Why the job cannot go to this card now, as a sentence; else empty. Much may have changed
+        since it was chosen, and nobody asked about the job's cgroups where it goes by itself.
+        """
+        found = next(((i, info) for i, info in self.offers() if info.uuid == uuid), None)
+        if found is None:
+            return f"card {uuid} does not answer"
+        grant = away.grant
+        return self.unfit(grant, *found) or self.service.devices.refusal(grant.job_id, away.pids)
 
     def switch(self, away: Away, uuid: str) -> str:
         """Make another card the job's, while its memory is away; why not, as a sentence, or empty.
@@ -121,6 +136,7 @@ class Transfers:
         new = self._moved(old, *found)
         why = self.confine(new) or self._write(new)
         if why:
+            self._write(old)
             self.confine(old)
             return why
         service.grants[new.job_id] = new
@@ -155,10 +171,14 @@ class Transfers:
         return replace(grant, cards=(new,))
 
     def confine(self, grant: Grant) -> str:
-        """Let the job open its present card and no other one of the node; why not, or empty."""
-        service, cards = self.service, self.service.node.cards
+        """Let the job open its present card and no other one of the node; why not, or empty. It may
+        open none while its card belongs to another job as a whole.
+        """
+        service, card = self.service, grant.cards[0]
         try:
-            allow = service.ports.devices_of(cards[grant.cards[0].index])
+            allow = service.ports.devices_of(service.node.cards[card.index])
+            if self._whole(card.uuid):
+                allow = frozenset()
             service.devices.apply(grant.job_id, allow, self._all_devices())
         except DevicesError as error:
             return str(error)
@@ -205,6 +225,7 @@ class Transfers:
         note(rows.moved, service.ledger, new.job_id, 0)
         away.sizes = {pid: {new.cards[0].uuid: sum(h.values())} for pid, h in away.sizes.items()}
         away.grant, away.came_from, away.there = new, old, set()
+        away.wanted = ""  # it is there; where the card is full, it waits like all others
 
     def resume(self, away: Away) -> None:
         """After a restart of qgpud: where the memory of a job that is away was taken from."""
@@ -212,8 +233,16 @@ class Transfers:
         if len(away.grant.cards) == 1 and card.moved_ns >= away.left_at:
             away.came_from = card.moved_from
             away.sizes = {0: {card.uuid: away.size}}
-        if card.moved_ns or self.service.config.reclaim.move:
+        if len(away.grant.cards) == 1:  # its cgroups may be open for the card where it was to go
             self.confine(away.grant)
+
+    def mend(self, grant: Grant) -> None:
+        """Write the grant's files again where an earlier qgpud was killed between the two."""
+        node = self.service.node
+        with contextlib.suppress(AbiError):
+            if not self.service.store.holds(grant, pack_grant(grant, node.injection, node.managed)):
+                why = self._write(grant)
+                emit(logging.WARNING, "grant-mended", job=grant.job_id, why=why or None)
 
     # ---- later steps ----------------------------------------------------------------------------
 

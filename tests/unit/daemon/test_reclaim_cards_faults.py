@@ -1,0 +1,201 @@
+"""Moves to another card of a fake node in which something fails or changes meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from daemon_support import hook_env
+from questions_support import ME, ask
+from reclaim_support import Lab, lab, leave
+
+from enforcer.daemon.devices.port import Device
+from enforcer.daemon.granting.hookproto import Answer, Later
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.requests.answers import Asks
+from simulator.fakes import FakeNode
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root's helper is run")
+
+
+@pytest.fixture
+def moving(node: FakeNode) -> Iterator[Lab]:
+    """A node whose jobs also return to another card."""
+    with lab(node, more=", move: true") as found:
+        yield found
+
+
+@pytest.fixture
+def service(made: Lab) -> NodeService:
+    """Its daemon."""
+    return made.start()
+
+
+def order(service: NodeService, job: int = 1, **more: Any) -> dict[str, Any]:
+    return ask(Asks(service, ME), **{"op": "job-move", "job": job, "card": "1", **more})
+
+
+def where(service: NodeService, job: int = 1) -> tuple[int, str, bool]:
+    found = ask(Asks(service, ME), op="job-where", job=job)
+    return found["card"], found["state"], found["wanted"]
+
+
+def begin(made: Lab, service: NodeService) -> int:
+    """Job 1 was moved to card 1; its process."""
+    pid = made.offline(service, 1, 60)
+    assert order(service)["ok"]
+    made.leaves(service, pid)
+    made.hold(pid, 60, made.other)
+    assert where(service) == (1, "resident", False)
+    return pid
+
+
+def test_a_new_card_without_room_after_all_keeps_the_job(made: Lab, service: NodeService) -> None:
+    """It waits there for room, and is not moved from that card to the same one."""
+    pid = made.offline(service, 1, 60)
+    order(service)
+    made.refuse("return", pid, "checkpointed 2 CUDA_ERROR_OUT_OF_MEMORY")
+    made.hold(pid, 0)
+    for _ in range(3):
+        made.step(service)
+    assert made.calls() == ["leave", "return", "leave"]
+    made.step(service)
+    assert where(service) == (1, "checkpointed", False)
+    (made.directory / f"refuse.return.{pid}").unlink()
+    for _ in range(2):
+        made.node.clock.advance(11)
+        service.reclaimer.tick()
+    made.settle(service)
+    assert where(service) == (1, "resident", False)
+    assert service.grants[1].cards[0].moved_from == made.card
+    calls = made.node.arbiter.calls
+    assert f"revoke 1 {made.card}" in calls and f"revoke 1 {made.other}" not in calls
+    assert made.lines()[-1][2:4] == ["--map", f"{made.card}={made.other}"]
+
+
+def test_a_full_disk_leaves_the_job_on_its_card(
+    made: Lab, service: NodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = made.offline(service, 1, 60)
+    blob = (service.store.directory / "1.grant").read_bytes()
+    stage = service.store._stage
+
+    def full(directory: int, name: str, data: bytes, mode: int) -> str:
+        if name.endswith(".grant"):
+            raise OSError(28, "No space left on device")
+        return stage(directory, name, data, mode)
+
+    monkeypatch.setattr(service.store, "_stage", full)
+    order(service)
+    made.leaves(service, pid)
+    assert where(service) == (0, "checkpointed", False)
+    assert service.store.read(1) == service.grants[1]
+    assert (service.store.directory / "1.grant").read_bytes() == blob
+    assert not list(service.store.directory.glob(".*.tmp"))
+    assert made.node.devices.rules[1].allow == {Device(195, 0)}
+
+
+def test_a_job_whose_cgroups_are_not_known_does_not_go_by_itself(moving: Lab) -> None:
+    service = moving.start()
+    moving.node.devices.refusal = lambda job, pids: "no slurmstepd"  # type: ignore[method-assign]
+    leave(moving, service)
+    for _ in range(3):
+        moving.node.clock.advance(11)
+        service.reclaimer.tick()
+    assert where(service) == (0, "checkpointed", False) and moving.calls() == ["leave"]
+
+
+def test_a_job_does_not_go_to_a_card_that_does_not_suit_any_more(
+    made: Lab, service: NodeService
+) -> None:
+    pid = made.offline(service, 1, 60)
+    order(service)
+    made.node.nvml.version = "570.10"
+    service.reclaimer.moves.transfers._driver = ""
+    made.leaves(service, pid)
+    assert where(service) == (0, "checkpointed", False) and made.calls() == ["leave"]
+
+
+def test_a_moved_job_may_not_open_a_card_that_another_has_as_a_whole(
+    made: Lab, service: NodeService
+) -> None:
+    pid = begin(made, service)
+    whole = hook_env(7, "qgpu/1 whole", gpus="1")
+    assert isinstance(service.prolog(whole), Later)
+    made.leaves(service, pid)
+    assert service.prolog(whole) == Answer(0)
+    service.reclaimer.tick()
+    rules = made.node.devices.rules[1]
+    assert rules.allow == set() and rules.deny == {Device(195, 0), Device(195, 1)}
+    service.end(7, "epilog")
+    for _ in range(2):
+        made.node.clock.advance(11)
+        service.reclaimer.tick()
+    assert made.node.devices.rules[1].allow == {Device(195, 1)}
+    made.settle(service)
+    assert where(service) == (1, "resident", False)
+
+
+def _killed_at(
+    service: NodeService, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    """qgpud is killed there, at the next call."""
+
+    def killed(*_: object) -> None:
+        raise SystemExit(1)
+
+    monkeypatch.setattr(owner, name, killed)
+
+
+def test_a_kill_before_the_grant_is_written_leaves_the_old_card_open(
+    made: Lab, service: NodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = made.offline(service, 1, 60)
+    order(service)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        _killed_at(service, patch, service.reclaimer.moves.transfers, "_write")
+        made.leaves(service, pid)
+    assert made.node.devices.rules[1].allow == {Device(195, 1)}
+    again = made.crash(service)
+    assert made.node.devices.rules[1].allow == {Device(195, 0)}
+    for _ in range(3):
+        again.reclaimer.tick()
+        made.settle(again)
+        made.node.clock.advance(11)
+    assert where(again) == (0, "resident", False) and made.node.arbiter.held == set()
+
+
+def test_a_kill_between_the_files_of_the_grant_is_mended(
+    made: Lab, service: NodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = made.offline(service, 1, 60)
+    blob = (service.store.directory / "1.grant").read_bytes()
+    order(service)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        _killed_at(service, patch, service, "poll_arbiter")
+        made.leaves(service, pid)
+    moved = (service.store.directory / "1.grant").read_bytes()
+    (service.store.directory / "1.grant").write_bytes(blob)
+    again = made.crash(service)
+    assert moved != blob and (service.store.directory / "1.grant").read_bytes() == moved
+    assert made.node.devices.rules[1].allow == {Device(195, 1)}
+    for _ in range(3):
+        again.reclaimer.tick()
+        made.settle(again)
+        made.node.clock.advance(11)
+    assert where(again) == (1, "resident", False)
+
+
+def test_a_restart_leaves_both_cards_of_a_job_open(moving: Lab) -> None:
+    """A job with two cards never moves, so Slurm's rules stay."""
+    service = moving.start()
+    tag = "qgpu/1 class=offline share=10 mem=20480 cards=2 host=0"
+    assert service.prolog(hook_env(1, tag, "0,1")) == Answer(0)
+    pid = moving.program(1, 20)
+    assert isinstance(moving.prolog(service, 9, 70, "online"), Later)
+    moving.leaves(service, pid)
+    assert service.reclaimer.moves.away[1].state == "checkpointed"
+    moving.crash(service)
+    assert 1 not in moving.node.devices.rules
