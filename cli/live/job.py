@@ -95,18 +95,24 @@ def move(job_id: int, card: str, no_wait: bool, config_path: str, node: str | No
         click.echo(f"job {job_id} is on its way to card {target}")
         return
     found = _arrived(daemon, job_id)
-    if found != target:
+    where, state = cast("int", found["card"]), cast("str", found["state"])
+    if where != target:
         raise click.ClickException(
-            f"job {job_id} is on card {found}: it could not be moved to card {target}. The log of"
+            f"job {job_id} is on card {where}: it could not be moved to card {target}. The log of"
             " qgpud has the reason"
         )
-    click.echo(f"job {job_id} is on card {target}")
+    if state == "unable":
+        raise click.ClickException(
+            f"job {job_id} cannot be moved, and it is ended. The log of qgpud has the reason"
+        )
+    waits = "" if state == "resident" else "; its memory is away until there is room for it"
+    click.echo(f"job {job_id} is on card {target}{waits}")
 
 
-def _arrived(daemon: Daemon, job_id: int) -> int:
-    """The card of a job that was ordered elsewhere, once it is there or was given up."""
+def _arrived(daemon: Daemon, job_id: int) -> dict[str, object]:
+    """Where a job is that was ordered elsewhere, once it is there or was given up."""
     while True:
         found = daemon.ask(op="job-where", job=job_id)
         if not found["wanted"]:
-            return cast("int", found["card"])
+            return found
         time.sleep(POLL_S)

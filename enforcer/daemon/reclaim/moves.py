@@ -338,7 +338,7 @@ class Moves:
         for job_id in known.keys() - service.grants.keys():
             now = service.ports.clock.realtime_ns()
             service.sampler.note(rows.back, service.ledger, job_id, now, "ended")
-        taken = list(filter(taken_back, service.grants.values()))
+        taken = [g for g in service.grants.values() if taken_back(g) or g.job_id in known]
         pids = pids_of({grant.uid for grant in taken}, service.job_of) if taken else {}
         for grant in taken:
             self.transfers.mend(grant)

@@ -7,7 +7,7 @@ when one ends or time passed. A decision is made after each change, on a fresh s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +76,7 @@ class Reclaimer:
 
     def wanted(self) -> bool:
         """Whether `tick` has something to do."""
-        waits = self.claims.open or self.wants.cards() or self.moves.away
+        waits = self.claims.open or self.wants.cards() or self.moves.away or self._ordered
         return bool(waits or self.moves.transfers.moved())
 
     # ---- what happens ---------------------------------------------------------------------------
@@ -134,6 +134,7 @@ class Reclaimer:
         """The job's grant ended: its processes are gone, or go now."""
         self.claims.withdraw(job_id)
         self.wants.ended(job_id)
+        self._ordered.pop(job_id, None)
         self.moves.ended(job_id)
         self.look()  # there may be room
 
@@ -175,7 +176,8 @@ class Reclaimer:
         cards = self.wants.cards() | self.claims.cards()
         if cards or self.moves.away or self._ordered:
             # All cards of jobs that could leave or return: such a job moves as a whole.
-            grants = [grant for grant in self.service.grants.values() if grant.reclaimable]
+            away = self.moves.away
+            grants = [g for g in self.service.grants.values() if g.reclaimable or g.job_id in away]
             cards |= {card.uuid for grant in grants for card in grant.cards}
             cards |= self.moves.transfers.others(self.moves.away.values())
             self._sampling = True
@@ -188,6 +190,7 @@ class Reclaimer:
             if not self._failed:
                 emit(logging.ERROR, "reclaim", step="sample", why=found)
             self._failed = True
+            self._take_orders(())
             return
         self._failed = False
         if again:
@@ -198,7 +201,7 @@ class Reclaimer:
     def _decide(self, cards: dict[str, CardSeen]) -> None:
         self.moves.uses = uses_of(cards, self.owners, self._counted)
         self.moves.doubt()
-        self._take_orders()
+        self._take_orders(cards)
         clock = self.service.ports.clock
         decision = decide(
             [Card(uuid, card.free) for uuid, card in cards.items()],
@@ -212,11 +215,33 @@ class Reclaimer:
         for order in decision.orders:
             self._obey(order, cards)
 
-    def _take_orders(self) -> None:
-        for job_id, (uuid, until_ns) in self._ordered.items():
-            if job_id in self.service.grants:
-                self.moves.want(self.service.grants[job_id], uuid, until_ns)
-        self._ordered.clear()
+    def _take_orders(self, seen: Collection[str]) -> None:
+        """Begin what root ordered, for jobs on cards that answered: what they hold is known."""
+        now = self.service.ports.clock.monotonic_ns()
+        for job_id, (uuid, until_ns) in list(self._ordered.items()):
+            grant = self.service.grants[job_id]  # else the order would have ended as well
+            if now >= until_ns:
+                why = f"card {grant.cards[0].index} did not answer within reclaim.deadline"
+            elif grant.cards[0].uuid in seen:
+                why = self._begin(grant, uuid, until_ns)
+            else:
+                continue
+            del self._ordered[job_id]
+            if why:
+                emit(logging.WARNING, "not-moved", job=job_id, why=why)
+
+    def _begin(self, grant: Grant, uuid: str, until_ns: int) -> str:
+        """Why what root ordered cannot begin; else empty."""
+        try:
+            self.moves.want(grant, uuid, until_ns)
+        except ArbiterError as error:
+            self.service.lose_arbiter(str(error))
+        away = self.moves.away.get(grant.job_id)
+        if away is not None:
+            return "" if away.wanted == uuid else "its memory is on its way already"
+        if self.service.connected:
+            return "all its processes on the card ended"
+        return "qgpu-arbiter does not answer, and it closes the gates"
 
     def _counted(self, job_id: int, uuid: str) -> int | None:
         """What the arbiter counts, where the driver does not tell."""

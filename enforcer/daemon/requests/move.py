@@ -52,8 +52,8 @@ def where(service: NodeService, job_id: int) -> Where:
     away = service.reclaimer.moves.away.get(job_id)
     state = "resident" if away is None else away.state
     ordered = service.reclaimer.ordered(job_id)
-    moving = away is not None and state != "unable" and (away.wanted or state == "returning")
-    wanted = ordered or bool(moving)
+    moving = away is not None and (away.wanted or state in ("leaving", "returning"))
+    wanted = ordered or (bool(moving) and state != "unable")
     return Where(grant.cards[0].index, state, wanted)
 
 

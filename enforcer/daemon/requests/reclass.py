@@ -13,6 +13,7 @@ from typing import cast
 from enforcer.daemon.granting.decide import reclaimable
 from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
+from enforcer.daemon.reclaim.transfer import is_guest
 from enforcer.daemon.requests.runs import is_run
 from enforcer.ledger.store import read_usage
 from enforcer.wire.abi import AbiError, pack_grant
@@ -51,17 +52,31 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
     # Host memory for it was booked at submission or never.
     taken = old.reclaimable and reclaimable(job_class, cards, service.config)
     new = replace(old, job_class=job_class, cards=cards, reclaimable=taken)
+    if old.reclaimable and not taken:
+        _check_at_home(service, old)
     try:
         blob = pack_grant(new, service.node.injection, service.node.managed)
         service.store.rewrite(new, blob)
     except (AbiError, GrantError, OSError) as error:
         raise ReclassError(f"the grant of job {job_id} cannot be written: {error}") from None
     service.grants[job_id] = new
+    service.reclaimer.moves.regrant(new)
     emit(
         logging.WARNING, "reclassed", job=job_id, before=old.job_class, after=job_class, force=force
     )
     answer = service.send_grant(new)
     return Reclassed(old.job_class, job_class, answer is not None and answer.status == 0)
+
+
+def _check_at_home(service: NodeService, grant: Grant) -> None:
+    """A job that reserves memory does so where Slurm booked its share."""
+    away = service.reclaimer.moves.away.get(grant.job_id)
+    ordered = service.reclaimer.ordered(grant.job_id) or (away is not None and away.wanted)
+    if ordered or is_guest(grant):
+        raise ReclassError(
+            f"job {grant.job_id} is not on the card that Slurm booked, or about to leave it. Memory"
+            " can be reserved there alone: move the job back first (qgpu job move)"
+        )
 
 
 def _booked_class(service: NodeService, grant: Grant) -> JobClass:

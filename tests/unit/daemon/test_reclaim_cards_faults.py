@@ -11,10 +11,12 @@ from daemon_support import hook_env
 from questions_support import ME, ask
 from reclaim_support import Lab, lab, leave
 
+from enforcer.daemon.arbiter.port import ArbiterError, ProcessUse
 from enforcer.daemon.devices.port import Device
 from enforcer.daemon.granting.hookproto import Answer, Later
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.requests.answers import Asks
+from enforcer.nvml.port import NvmlError
 from simulator.fakes import FakeNode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root's helper is run")
@@ -73,6 +75,46 @@ def test_a_new_card_without_room_after_all_keeps_the_job(made: Lab, service: Nod
     calls = made.node.arbiter.calls
     assert f"revoke 1 {made.card}" in calls and f"revoke 1 {made.other}" not in calls
     assert made.lines()[-1][2:4] == ["--map", f"{made.card}={made.other}"]
+
+
+def test_an_arbiter_that_fails_at_an_order_is_lost(
+    made: Lab, service: NodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.offline(service, 1, 60)
+    answers = [made.node.arbiter.processes()]
+
+    def processes() -> list[ProcessUse]:
+        if not answers:
+            raise ArbiterError("the connection ended")
+        return answers.pop()
+
+    monkeypatch.setattr(made.node.arbiter, "processes", processes)
+    assert order(service)["ok"]
+    assert not service.connected and where(service) == (0, "resident", False)
+
+
+def test_an_order_waits_for_a_driver_that_fails(
+    made: Lab, service: NodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.offline(service, 1, 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(service.nvml, "start", lambda _, done: done(NvmlError("it does not answer")))
+        assert order(service)["ok"]
+        assert where(service) == (0, "resident", True) and service.reclaimer.wanted()
+    made.node.clock.advance(1)
+    service.reclaimer.tick()
+    assert where(service) == (0, "leaving", True)
+
+
+def test_an_order_ends_if_the_driver_never_answers(
+    made: Lab, service: NodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.offline(service, 1, 60)
+    monkeypatch.setattr(service.nvml, "start", lambda _, done: done(NvmlError("no answer")))
+    assert order(service)["ok"]
+    made.node.clock.advance(60)
+    service.reclaimer.tick()
+    assert where(service) == (0, "resident", False) and not service.reclaimer.wanted()
 
 
 def test_a_full_disk_leaves_the_job_on_its_card(
@@ -136,6 +178,54 @@ def test_a_moved_job_may_not_open_a_card_that_another_has_as_a_whole(
     assert made.node.devices.rules[1].allow == {Device(195, 1)}
     made.settle(service)
     assert where(service) == (1, "resident", False)
+
+
+def test_a_moved_job_gets_no_class_that_reserves_memory(made: Lab, service: NodeService) -> None:
+    pid = begin(made, service)
+    answer = order(service, op="job-class", job_class="online", force=True)
+    assert "job 1 is not on the card that Slurm booked" in answer["error"]
+    assert order(service, card="0")["ok"]
+    assert not order(service, op="job-class", job_class="online", force=True)["ok"]
+    made.leaves(service, pid)
+    assert where(service)[0] == 0
+    assert order(service, op="job-class", job_class="online", force=True)["ok"]
+
+
+def test_a_class_that_changes_while_the_memory_is_away_stays(
+    made: Lab, service: NodeService
+) -> None:
+    leave(made, service)
+    assert order(service, op="job-class", job_class="online", force=True)["ok"]
+    assert service.reclaimer.moves.away[1].grant == service.grants[1]
+    assert "reserves its memory on card 0" in order(service)["error"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_job_that_got_another_class_while_it_was_away_returns(
+    made: Lab, service: NodeService, restart: bool
+) -> None:
+    pid = leave(made, service)
+    assert order(service, op="job-class", job_class="online", force=True)["ok"]
+    if restart:
+        service = made.crash(service)
+        made.settle(service)
+    service.end(9, "epilog")
+    for _ in range(3):
+        made.node.clock.advance(11)
+        service.reclaimer.tick()
+        made.settle(service)
+    assert made.calls()[-1] == "return" and made.node.arbiter.held == set()
+    assert (made.directory / f"state.{pid}").read_text() == "running\n"
+
+
+def test_a_job_that_is_unable_on_the_new_card_is_not_on_its_way(
+    made: Lab, service: NodeService
+) -> None:
+    pid = made.offline(service, 1, 60)
+    order(service)
+    made.refuse("return", pid, "failed 999 CUDA_ERROR_UNKNOWN")
+    made.leaves(service, pid)
+    assert where(service) == (1, "unable", False)
 
 
 def _killed_at(
