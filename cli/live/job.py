@@ -96,7 +96,7 @@ def move(job_id: int, card: str, no_wait: bool, config_path: str, node: str | No
         return
     found = _arrived(daemon, job_id)
     where, state = cast("int", found["card"]), cast("str", found["state"])
-    if where != target:
+    if state != "unable" and where != target:
         raise click.ClickException(
             f"job {job_id} is on card {where}: it could not be moved to card {target}. The log of"
             " qgpud has the reason"

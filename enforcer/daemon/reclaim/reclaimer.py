@@ -126,6 +126,13 @@ class Reclaimer:
         self._ordered[job_id] = (uuid, until)
         self.look()
 
+    def recall(self, job_id: int) -> None:
+        """Root wants the job where it is: an earlier order that was not carried out yet ends."""
+        self._ordered.pop(job_id, None)
+        away = self.moves.away.get(job_id)
+        if away is not None:
+            away.wanted = ""
+
     def ordered(self, job_id: int) -> bool:
         """Whether root's order for the job was not begun yet."""
         return job_id in self._ordered

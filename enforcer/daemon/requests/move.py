@@ -31,6 +31,7 @@ def order_move(service: NodeService, job_id: int, index: int, info: CardInfo) ->
     """Begin the move; whether the job is there already. Raises MoveError, NvmlError."""
     grant = _movable(service, job_id)
     if grant.cards[0].uuid == info.uuid:
+        service.reclaimer.recall(job_id)
         return True
     transfers = service.reclaimer.moves.transfers
     why = transfers.unfit(grant, index, info) or _on_its_way(service, job_id)

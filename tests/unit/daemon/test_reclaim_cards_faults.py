@@ -289,3 +289,17 @@ def test_a_restart_leaves_both_cards_of_a_job_open(moving: Lab) -> None:
     assert service.reclaimer.moves.away[1].state == "checkpointed"
     moving.crash(service)
     assert 1 not in moving.node.devices.rules
+
+
+def test_an_order_to_the_card_of_the_job_ends_an_earlier_one(
+    made: Lab, service: NodeService
+) -> None:
+    pid = made.offline(service, 1, 60)
+    order(service)
+    assert order(service, card="0")["there"] is True
+    made.leaves(service, pid)
+    for _ in range(2):
+        made.node.clock.advance(11)
+        service.reclaimer.tick()
+    made.settle(service)
+    assert where(service) == (0, "resident", False) and made.calls() == ["leave", "return"]
