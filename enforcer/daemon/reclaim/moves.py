@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enforcer.daemon.arbiter.port import ArbiterError
+from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError
 from enforcer.daemon.audit.procs import start_ticks
 from enforcer.daemon.log import emit
 from enforcer.daemon.reclaim import notes
@@ -308,7 +308,7 @@ class Moves:
         """
         try:
             self.service.ports.arbiter.hold(job_id, held)
-        except ArbiterError as error:
+        except (ArbiterError, ArbiterRefusedError) as error:
             self.service.lose_arbiter(str(error))
 
     def _tell_owner(self, away: Away, sentence: str) -> None:

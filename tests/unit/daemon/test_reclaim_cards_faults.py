@@ -11,7 +11,7 @@ from daemon_support import hook_env
 from questions_support import ME, ask
 from reclaim_support import Lab, lab, leave
 
-from enforcer.daemon.arbiter.port import ArbiterError, ProcessUse
+from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError, ProcessUse
 from enforcer.daemon.devices.port import Device
 from enforcer.daemon.granting.hookproto import Answer, Later
 from enforcer.daemon.node import NodeService
@@ -303,3 +303,23 @@ def test_an_order_to_the_card_of_the_job_ends_an_earlier_one(
         service.reclaimer.tick()
     made.settle(service)
     assert where(service) == (0, "resident", False) and made.calls() == ["leave", "return"]
+
+
+def test_an_arbiter_that_refuses_to_close_the_gates_does_not_stop_the_move(
+    made: Lab, service: NodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the full list again, with the job held. The driver's lock holds the job meanwhile."""
+    pid = made.offline(service, 1, 60)
+    hold = made.node.arbiter.hold
+
+    def refused(job_id: int, held: bool) -> None:
+        hold(job_id, held)
+        if held:
+            raise ArbiterRefusedError("no such card")
+
+    monkeypatch.setattr(made.node.arbiter, "hold", refused)
+    order(service)
+    assert not service.connected and where(service)[1] == "leaving"
+    assert service.reach_arbiter()
+    made.leaves(service, pid)
+    assert where(service) == (1, "resident", False)
