@@ -13,7 +13,8 @@ from gres.units import MIB, format_mib
 def too_many(grant: Grant, others: Iterable[Grant], node: Node, config: Config) -> str:
     """Why the grant exceeds `max_reclaimable` of a card, as a sentence for the user; else empty.
 
-    The job is to be requeued: others end, or Slurm finds another card.
+    The job is to be requeued: others end, or Slurm finds another card. A job that was moved to the
+    card counts only for another one that is to move there: Slurm does not know of it.
     """
     if not grant.reclaimable:
         return ""
@@ -23,7 +24,7 @@ def too_many(grant: Grant, others: Iterable[Grant], node: Node, config: Config) 
             other.job_id: held.mem_cap
             for other in found
             for held in other.cards
-            if held.uuid == card.uuid
+            if held.uuid == card.uuid and (card.home or not held.home)
         }
         limit = node.cards[card.index].usable * MIB * config.max_reclaimable // 100
         held_by_all = sum(beside.values())

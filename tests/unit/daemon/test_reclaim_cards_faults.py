@@ -323,3 +323,15 @@ def test_an_arbiter_that_refuses_to_close_the_gates_does_not_stop_the_move(
     assert service.reach_arbiter()
     made.leaves(service, pid)
     assert where(service) == (1, "resident", False)
+
+
+def test_a_guest_is_not_in_the_way_of_jobs_that_slurm_put_there(
+    made: Lab, service: NodeService
+) -> None:
+    """Slurm would put such a job there again and again."""
+    begin(made, service)
+    most = service.node.cards[1].usable * service.config.max_reclaimable // 100
+    tag = f"qgpu/1 class=offline share=10 mem={min(most - 50 * 1024, 70 * 1024)} host=0"
+    jobs = range(2, 2 + most // (70 * 1024))
+    assert [service.prolog(hook_env(job, tag, "1")) for job in jobs] == [Answer(0) for _ in jobs]
+    assert all(service.grants[job].state == "active" for job in jobs)
