@@ -5,6 +5,7 @@ On cgroups of version 1 and 2; with Slurm 26.05 also with SLUIDs and a renamed s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -72,10 +73,12 @@ def live(cluster: Sandbox) -> Iterator[Live]:
 
 
 def _steps(live: Live, job: int) -> dict[str, int]:
-    """The job's slurmstepds on record, by step."""
+    """The job's slurmstepds on record, by step; by "" one that ended and is on record still."""
     found = {}
     for path in records_of(live.paths(live.nodes[0]).run_dir, job):
-        title = Path(f"/proc/{path.name}/cmdline").read_text()
+        title = ""
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{path.name}/cmdline").read_text()
         found[title.partition(f"[{job}.")[2].partition("]")[0]] = int(path.name)
     return found
 
