@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,14 @@ def effective(live: Live) -> dict[str, str]:
     return {key: value.strip() for key, value in rows}
 
 
+def be_set_up(live: Live) -> None:
+    """The site has done what setup says, also where a test runs alone."""
+    first = setup(live)
+    if not first["in_place"]:
+        obey(first)
+        restart(live)
+
+
 def test_a_stock_site_runs_shares_after_what_setup_says(live: Live) -> None:
     first = setup(live)
     assert not first["in_place"] and {
@@ -160,6 +169,7 @@ def test_a_stock_site_runs_shares_after_what_setup_says(live: Live) -> None:
 
 
 def test_limits_change_without_a_restart(live: Live) -> None:
+    be_set_up(live)
     yaml = live.sandbox.layout.qgpu_yaml
     old = yaml.read_text()
     assert "max_share: 100" in old
@@ -179,7 +189,14 @@ def test_limits_change_without_a_restart(live: Live) -> None:
     live.finish(job)
 
 
+def fetched(cache: Path, ours: Path) -> bool:
+    """Whether slurmd has all fragments from slurmctld; it writes one after the other."""
+    pairs = [(cache / f"qgpu_{n}.conf", ours / f"{n}.conf") for n in ("slurm", "gres", "cgroup")]
+    return all(got.exists() and got.read_text() == own.read_text() for got, own in pairs)
+
+
 def test_configless_nodes_get_the_fragments_from_slurmctld(live: Live) -> None:
+    be_set_up(live)
     layout, node = live.sandbox.layout, live.nodes[0]
     with layout.slurm_conf.open("a") as file:
         file.write("SlurmctldParameters=enable_configless\n")
@@ -206,16 +223,9 @@ def test_configless_nodes_get_the_fragments_from_slurmctld(live: Live) -> None:
     with log.open("wb") as out, subprocess.Popen(argv, env=env, stdout=out, stderr=out) as slurmd:
         try:
             cache = layout.state / "spool" / node / "conf-cache"
-            wait.until(
-                lambda: (cache / "qgpu_gres.conf").exists() or slurmd.poll() is not None,
-                20,
-                "its files",
-            )
+            same = partial(fetched, cache, layout.etc / "qgpu")
+            wait.until(lambda: same() or slurmd.poll() is not None, 60, "its files, as ours")
             assert slurmd.poll() is None, log.read_text()
-            for name in ("slurm", "gres", "cgroup"):
-                assert (cache / f"qgpu_{name}.conf").read_text() == (
-                    layout.etc / f"qgpu/{name}.conf"
-                ).read_text()
             live.until(
                 lambda: node in live.ask("sinfo", "-h", "-N", "-t", "idle", "-o", "%N"),
                 30,
