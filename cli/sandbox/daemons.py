@@ -164,7 +164,7 @@ class Daemons:
             raise SandboxError(f"{self.last_words(name)}\nread {log}")
 
     def dead(self) -> list[str]:
-        """The daemons that do not run although nobody killed them with `kill`."""
+        """The daemons that have exited, without those that `kill` ended."""
         return [n for n in self.names() if n not in self._killed and not self.running(n)]
 
     def last_words(self, name: str) -> str:

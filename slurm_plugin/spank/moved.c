@@ -13,7 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WAIT_MS 5000 /* qgpud may be restarting; a program without its card would only fail */
+/* ms: a restart of qgpud takes 2 s; a program without its card would only fail. Chosen. */
+#define WAIT_MS 5000
+/* ms: qgpud corrects the cgroups each 100 ms, and access(2) costs some us. Chosen. */
 #define POLL_MS 5
 
 /* The card's device file. Simulated cards have theirs where slurmd's environment says. */

@@ -1,8 +1,8 @@
 """Device cgroups of version 1: rules are written to devices.allow and devices.deny.
 
-The kernel shows the refused devices of a cgroup to nobody. So the rules are written each time; a
-rule that is there already changes nothing. A child can only have what its parent has, and loses
-what its parent loses. So the parents come first.
+The refused devices of a cgroup cannot be read. So the rules are written each time; a rule that is
+there already changes nothing. A child can only have what its parent has, and loses what its parent
+loses. So the parents come first.
 """
 
 from __future__ import annotations

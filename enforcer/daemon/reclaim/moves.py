@@ -94,7 +94,7 @@ class Moves:
             return  # the gates are closed first, and the arbiter knows all processes
         mine, now = self.uses.get(grant.job_id, {}), self.service.ports.clock.realtime_ns()
         away = Away(grant, "leaving", now, other, sizes=dict(mine))
-        self._know(away, [*mine, *self._registered(grant.job_id)])
+        self._know(away, [*mine, *self.registered(grant.job_id)])
         self.away[grant.job_id] = away
         self._hold(grant.job_id, held=True)
         sizes = {card.uuid: away.taken(card.uuid) for card in grant.cards}
@@ -130,7 +130,7 @@ class Moves:
         """Whether processes of the job began since it left: they see the card that it left."""
         before = set(away.pids)
         with contextlib.suppress(ArbiterError):
-            self._know(away, self._registered(away.grant.job_id))
+            self._know(away, self.registered(away.grant.job_id))
         return bool(away.pids.keys() - before)
 
     def _stay(self, away: Away, why: str) -> None:
@@ -172,7 +172,7 @@ class Moves:
         self._know(away, self.uses.get(away.grant.job_id, {}))
         self._start(away, "state")
 
-    def _registered(self, job_id: int) -> list[int]:
+    def registered(self, job_id: int) -> list[int]:
         """The processes of the job that the arbiter knows. Raises ArbiterError."""
         return [use.pid for use in self.service.ports.arbiter.processes() if use.job_id == job_id]
 
@@ -366,7 +366,7 @@ class Moves:
                 self._give_up(away, Outcome("state", done=False, why="another helper hangs"))
         elif self.service.connected:
             try:
-                self._know(away, self._registered(away.grant.job_id))
+                self._know(away, self.registered(away.grant.job_id))
             except ArbiterError as error:
                 self.service.lose_arbiter(str(error))
                 return

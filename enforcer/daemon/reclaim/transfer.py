@@ -46,6 +46,10 @@ class Transfers:
         except (NvmlError, IdentityError):
             return []
 
+    def _offer(self, uuid: str) -> tuple[int, CardInfo] | None:
+        """The card of this UUID; None if it does not answer."""
+        return next(((i, info) for i, info in self.offers() if info.uuid == uuid), None)
+
     def elsewhere(self, away: Away) -> tuple[str, ...]:
         """The other cards where a job that is away may return by itself."""
         grant = away.grant
@@ -114,10 +118,12 @@ class Transfers:
     # ---- the switch -----------------------------------------------------------------------------
 
     def obstacle(self, away: Away, uuid: str) -> str:
-        """Why the job cannot go to this card now, as a sentence; else empty. Much may have changed
-        since it was chosen, and nobody asked about the job's cgroups where it goes by itself.
+        """Why the job cannot go to this card now, as a sentence; else empty.
+
+        Cards and grants may have changed since it was chosen. A job that goes by itself has its
+        cgroups checked here.
         """
-        found = next(((i, info) for i, info in self.offers() if info.uuid == uuid), None)
+        found = self._offer(uuid)
         if found is None:
             return f"card {uuid} does not answer"
         grant = away.grant
@@ -130,27 +136,29 @@ class Transfers:
         from then on.
         """
         service, old = self.service, away.grant
-        found = next(((i, info) for i, info in self.offers() if info.uuid == uuid), None)
+        found = self._offer(uuid)
         if found is None:
             return f"card {uuid} does not answer"
         new = self._moved(old, *found)
         why = self.confine(new) or self._write(new)
         if why:
-            self._write(old)
-            self.confine(old)
-            return why
+            return self._undo(old, why)
         service.grants[new.job_id] = new
         service.poll_arbiter()  # it drops the counters of the former card
         why = self._tell(new, old.cards[0].uuid)
         if why:
-            self._write(old)
-            service.grants[old.job_id] = old
-            self.confine(old)
-            return why
+            return self._undo(old, why)
         service.memory.release(new.job_id)  # its limits are by card
         self._book(away, new)
         emit(logging.INFO, "moved", job=new.job_id, card=uuid, before=old.cards[0].uuid)
         return ""
+
+    def _undo(self, old: Grant, why: str) -> str:
+        """The job keeps its card; returns `why`."""
+        self._write(old)
+        self.service.grants[old.job_id] = old
+        self.confine(old)
+        return why
 
     def _moved(self, grant: Grant, index: int, info: CardInfo) -> Grant:
         card = grant.cards[0]

@@ -75,11 +75,11 @@ def _on_its_way(service: NodeService, job_id: int) -> str:
 
 
 def _processes(service: NodeService, job_id: int) -> list[int]:
-    away = service.reclaimer.moves.away.get(job_id)
-    if away is not None:
-        return list(away.pids)
+    moves = service.reclaimer.moves
+    if job_id in moves.away:
+        return list(moves.away[job_id].pids)
     try:
-        return [use.pid for use in service.ports.arbiter.processes() if use.job_id == job_id]
+        return moves.registered(job_id)
     except ArbiterError:
         return []
 

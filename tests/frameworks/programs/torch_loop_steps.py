@@ -21,7 +21,7 @@ _held: list[torch.Tensor] = []
 
 
 def hold(size: int) -> dict[str, Any]:
-    """So many MiB more on the card, whose contents nobody reads."""
+    """Allocates so many MiB more on the card; their contents are not checked."""
     _held.append(torch.empty(size * MIB, dtype=torch.uint8, device=DEVICE))
     return {"held": size}
 

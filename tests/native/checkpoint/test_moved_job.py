@@ -249,7 +249,8 @@ def test_a_file_that_is_not_the_jobs_changes_nothing(moves: Moves, spoil: str) -
         "state": {"state": "refused", "job_class": None, "message": "no", "cards": ()},
         "cards": {"cards": (replace(moves.home.cards[0], uuid=moves.rig.uuids[1]),)},
     }
-    path.write_bytes(abi.pack_grant(replace(other, **changes.get(spoil, {}))))  # type: ignore[arg-type]
+    spoiled = replace(other, **changes.get(spoil, {}))  # type: ignore[arg-type]
+    path.write_bytes(abi.pack_grant(spoiled))
     if spoil == "no file":
         path.unlink()
     elif spoil == "mode":
@@ -301,7 +302,7 @@ def test_the_old_gate_stays_shut_until_the_new_page_is_there(moves: Moves) -> No
 
 
 def test_an_allocation_waits_as_well(moves: Moves) -> None:
-    """Nothing is admitted by the old page, where nobody is counted any more."""
+    """No allocation is admitted by the old page, which counts no process any more."""
     rig, socket = moves.rig, moves.rig.run_dir / abi.SOCK_REGISTER
     program = Program(rig, moves.home, "start()")
     moves.hold()

@@ -24,3 +24,10 @@ def made(node: FakeNode) -> Iterator[Lab]:
     """The test's fake node, with reclaimable jobs, a script as the helper and a fake Slurm."""
     with lab(node) as found:
         yield found
+
+
+@pytest.fixture
+def moving(node: FakeNode) -> Iterator[Lab]:
+    """The same, and its jobs also return to another card."""
+    with lab(node, more=", move: true") as found:
+        yield found

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from daemon_support import hook_env
 from questions_support import ME, ask, peer
-from reclaim_support import Lab, lab, leave
+from reclaim_support import Lab, leave
 
 from enforcer.daemon.devices.port import Device
 from enforcer.daemon.granting.hookproto import Answer, Later
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.requests.answers import Asks
 from enforcer.ledger.store import read_usage
-from simulator.fakes import GIB, FakeNode
+from simulator.fakes import GIB
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root's helper is run")
-
-
-@pytest.fixture
-def moving(node: FakeNode) -> Iterator[Lab]:
-    """A node whose jobs also return to another card."""
-    with lab(node, more=", move: true") as found:
-        yield found
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from daemon_support import hook_env
 from questions_support import ME, ask
-from reclaim_support import Lab, lab, leave
+from reclaim_support import Lab, leave
 
 from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError, ProcessUse
 from enforcer.daemon.devices.port import Device
@@ -17,16 +16,8 @@ from enforcer.daemon.granting.hookproto import Answer, Later
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.requests.answers import Asks
 from enforcer.nvml.port import NvmlError
-from simulator.fakes import FakeNode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root's helper is run")
-
-
-@pytest.fixture
-def moving(node: FakeNode) -> Iterator[Lab]:
-    """A node whose jobs also return to another card."""
-    with lab(node, more=", move: true") as found:
-        yield found
 
 
 @pytest.fixture
