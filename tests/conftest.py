@@ -82,8 +82,12 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set up before all others of the test and so ended after them: a test must give back all
     that it opened.
     """
-    before = opened(request)
+    before, environment = opened(request), dict(os.environ)
     yield
+    # The simulated driver reads it, so a test that calls the driver in this process sets it.
+    os.environ.update(environment)
+    for name in os.environ.keys() - environment:
+        del os.environ[name]
     # The traceback of a test that failed keeps what its fixtures had: one report of it is enough.
     if not request.node.stash.get(FAILED, False) and left(before, opened(request)):
         # pytest lets go of a test's fixtures only after this one

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
+from unittest.mock import patch
 
 import pytest
 from jobs_support import Live, alone, together, work
@@ -174,12 +175,12 @@ def check(live: Live, number: int, plan: Planned) -> None:
 
 def in_use(live: Live, node: str) -> int:
     """Bytes on the node's cards."""
-    os.environ["QGPU_SIM_DIR"] = str(live.paths(node).sim_dir)
-    nvml = PynvmlNvml(str(live.sandbox.layout.opt / "sim/libnvidia-ml.so.1"))
-    try:
-        return sum(nvml.load(card.uuid).mem_used or 0 for card in nvml.cards())
-    finally:
-        nvml.close()
+    with patch.dict(os.environ, {"QGPU_SIM_DIR": str(live.paths(node).sim_dir)}):
+        nvml = PynvmlNvml(str(live.sandbox.layout.opt / "sim/libnvidia-ml.so.1"))
+        try:
+            return sum(nvml.load(card.uuid).mem_used or 0 for card in nvml.cards())
+        finally:
+            nvml.close()
 
 
 def played(live: Live, node: str, schedule: Schedule) -> str:

@@ -14,6 +14,13 @@ from enforcer.nvml.port import CardInfo
 from gres.config.site import load_config
 
 
+@pytest.fixture(autouse=True)
+def _no_simulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever this shell and this machine have."""
+    monkeypatch.delenv("QGPU_SIM_DIR", raising=False)
+    monkeypatch.setattr("cli.run.private.SIM_DIR", str(tmp_path / "none"))
+
+
 def cards(count: int, name: str = "NVIDIA H200 NVL") -> tuple[CardInfo, ...]:
     return tuple(CardInfo(f"GPU-{n}", n, name, 80 << 30) for n in range(count))
 
