@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from arbiter_support import (
     ARBITER_ASAN,
+    ARBITER_FEW,
     CARD,
     Tenant,
     arbiter,
@@ -158,7 +159,7 @@ def test_a_number_that_slurm_gives_again_is_not_held_by_the_user_who_had_it(tmp_
     os.close(proof)
 
 
-MAX_PROCS, PER_JOB = 8192, 128
+MAX_PROCS, PER_JOB = 512, 128  # of ARBITER_FEW
 
 
 def crowd(run_dir: Path, jobs: list[int], proofs: list[int]) -> Callable[[Say], object]:
@@ -200,11 +201,12 @@ def test_no_user_may_have_more_processes_than_are_free(tmp_path: Path) -> None:
     jobs = list(range(1, MAX_PROCS // 2 // PER_JOB + 2))
     grants = [of_user(job, GREEDY) for job in jobs]
     proofs = [sealed(abi.pack_grant(of)) for of in grants]
-    with arbiter(tmp_path, "--log-level", "error") as one, one.link() as link:
+    few = ("--log-level", "error")
+    with arbiter(tmp_path, *few, binary=ARBITER_FEW) as one, one.link() as link:
         let_others_in(tmp_path)
         link.sync([settings()], [*grants, grant(1000, "online")])
         greedy = Forked(GREEDY, crowd(one.run_dir, jobs, proofs))
-        greedy.patience = 300
+        greedy.patience = 60
         with all_ended(greedy):
             assert greedy.said() == [
                 MAX_PROCS // 2,

@@ -53,7 +53,7 @@ $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 # Eight records of hardware preemption, so that a test can fill them.
 $(BUILD)/test/qgpu-arbiter-few: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) -O1 -g $(ARB_CFLAGS) -DHW_RECORDS=8u $(ARB_SRC) -o $@
+	$(CC) -O1 -g $(ARB_CFLAGS) -DHW_RECORDS=8u -DMAX_PROCS=512u $(ARB_SRC) -o $@
 
 $(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy/*.c) $(ARB_HDR)
 	@mkdir -p $(@D)

@@ -29,7 +29,8 @@ ARBITER = Path(os.environ.get("QGPU_TEST_ARBITER", ROOT / "build/bin/qgpu-arbite
 ARBITER_ASAN = ROOT / "build/test/qgpu-arbiter-asan"
 ARBITER_TSAN = ROOT / "build/test/qgpu-arbiter-tsan"
 ARBITER_NOHW = ROOT / "build/test/qgpu-arbiter-nohw"
-ARBITER_FEW = ROOT / "build/test/qgpu-arbiter-few"  # has 8 records of hardware preemption
+# has 8 records of hardware preemption, and places for 512 processes
+ARBITER_FEW = ROOT / "build/test/qgpu-arbiter-few"
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 CARD2 = "GPU-00000000-0000-0000-0000-000000000002"
 GIB = 1 << 30
