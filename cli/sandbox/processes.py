@@ -120,7 +120,7 @@ def inside(state: Path) -> bool:
     return etc is not None and etc == _inode(Path("/etc"))
 
 
-def end_all(state: Path, seconds: float = 10.0) -> int:
+def end_all(state: Path, seconds: float = 60.0) -> int:
     """Kill every process of the sandbox and wait until they are gone; returns how many there were.
 
     SIGKILL at once: all that they could save is removed next. SandboxError if some outlive the

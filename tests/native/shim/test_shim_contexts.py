@@ -216,8 +216,8 @@ def test_a_context_that_ends_harms_no_marker_of_others(rig: Rig) -> None:
     """
     process = python(rig, code, stdin=subprocess.PIPE)
     assert line(process) == "worked"
+    wait_for("all launches are counted", lambda: tenant(rig).launches == 3 + 12 + 2)
     wait_for("nothing of it is left on the card", lambda: not tenant(rig).busy)
-    assert tenant(rig).launches == 3 + 12 + 2
     goes_on(process)
     assert ended(process)[1] == ""
 

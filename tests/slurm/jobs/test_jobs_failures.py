@@ -134,6 +134,24 @@ def test_a_job_may_be_cancelled_in_each_phase(live: Live) -> None:
         ] == []
 
 
+def update(live: Live, job: int, change: str) -> None:
+    """As alice, once slurmdbd has told slurmctld where the job is: "Job update not available right
+    now" until then.
+    """
+    words = ("scontrol", "update", f"JobId={job}", change)
+    said = [""]
+
+    def done() -> bool:
+        result = live.run(*words, user="alice")
+        said.append(result.stderr)
+        return result.returncode == 0
+
+    try:
+        live.until(done, 30, f"an update of job {job}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {said[-1]}") from None
+
+
 def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
     """One runs and starts a step afterwards, one waits, two are held: grants and tags stay, and
     stay protected.
@@ -151,15 +169,12 @@ def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
     assert set(before.values()) == {
         ("qgpu:online:60,shard:60,qgpu_mem:8192M", "qgpu/1 class=online share=60 mem=8192")
     }
+    # so that slurmctld does not end while it waits for what slurmdbd calls the job
+    update(live, held, "Nice=1")
     live.sandbox.restart_controller()
     assert {job: (live.gres(job), live.tag(job)) for job in before} == before
     assert {job: live.grant(job) for job in granted} == granted
-    update = ("scontrol", "update", f"JobId={held}", f"{live.dialect.field}=qgpu/1 whole; mine")
-    # until slurmdbd has told the new slurmctld where its jobs are: "Job update not available right
-    # now"
-    live.until(
-        lambda: live.run(*update, user="alice").returncode == 0, 30, "an update of a held job"
-    )
+    update(live, held, f"{live.dialect.field}=qgpu/1 whole; mine")
     assert live.tag(held) == f"{before[held][1]}; mine"
     live.cancel(other)
     assert live.finish(waits) == ["waited 100\n"]
