@@ -249,6 +249,53 @@ def test_no_credit_or_debt_outlives_the_bound(start: int) -> None:
     assert abs(card[first].deficit_ns) <= DEFICIT_MAX_NS
 
 
+def test_the_bound_keeps_who_is_next() -> None:
+    """A drain of the heavy one timed out. It earns credit beyond the bound while its kernel runs
+    beside the light one, which would never end its quantum if that credit was only cut.
+    """
+    card = Card((ONLINE, 18), (ONLINE, 2))
+    card.want(1)
+    card.at(0)
+    card.use(1)
+    card.want(0)
+    card[0].undrained = 1
+    card.at(0)
+    assert card.open() == [1]
+    card[0].deficit_ns, card[1].deficit_ns = DEFICIT_MAX_NS, 121 * MS
+    card.follow(20 * MS)
+    assert card.open() != [1]
+    assert card[0].deficit_ns * 2 > card[1].deficit_ns * 18
+
+
+def three() -> tuple[Card, int, int, int]:
+    """Three that compete; the first one uses its quantum."""
+    card = Card(*[(OFFLINE, 20)] * 3)
+    card.want(0, 1, 2)
+    card.at(0)
+    first = card.current()
+    card.use(first)
+    return card, first, (first + 1) % 3, (first + 2) % 3
+
+
+def test_debt_beyond_the_bound_moves_all_back() -> None:
+    card, first, second, third = three()
+    card[first].deficit_ns, card[second].deficit_ns, card[third].deficit_ns = -DEFICIT_MAX_NS, 0, 0
+    card.at(3 * MS)
+    assert card[first].deficit_ns == -DEFICIT_MAX_NS
+    assert card[second].deficit_ns == card[third].deficit_ns == 3 * MS
+
+
+def test_debt_of_one_that_shows_work_outside_its_quantum_moves_nobody() -> None:
+    """It may lie."""
+    card, first, second, third = three()
+    card[second].undrained = 1
+    card.at(0)
+    card[first].deficit_ns, card[second].deficit_ns, card[third].deficit_ns = 0, -DEFICIT_MAX_NS, 0
+    card.at(3 * MS)
+    assert card[second].deficit_ns == -DEFICIT_MAX_NS
+    assert card[first].deficit_ns == -card[third].deficit_ns == -3 * MS // 2
+
+
 def test_what_is_in_flight_is_always_bounded() -> None:
     """A lone tenant too: a newcomer would have to wait for all that it has queued. Not where
     isolation is none.

@@ -190,3 +190,11 @@ class TestRun:
             (alone,) = run_program(parse_trace(traced(one)))["tenants"]
             part = one.busy_ns / (one.busy_ns + one.idle_ns)
             assert alone["busy_ns"] / 10**10 == pytest.approx(part, rel=0.02), path.stem
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("seed", [26, 300, 924])
+def test_deficits_at_their_bound_keep_shares(seed: int) -> None:
+    """With a bound for each tenant alone these tuning worlds were 19, 8 and 14 points off."""
+    off = worlds.run(seed).share_10s
+    assert off is not None and off < 6

@@ -6,7 +6,7 @@
  */
 #include "policy/policy_parts.h"
 
-static int64_t clamp_deficit(int64_t v)
+static int64_t clamp(int64_t v)
 {
     int64_t most = QP_DEFICIT_MAX_NS;
     return v > most ? most : v < -most ? -most : v;
@@ -96,11 +96,12 @@ static bool outside_quantum(const struct qp_card *c, const struct qp_class *s, u
            s->draining != (int32_t)i;
 }
 
-/* It is debited what it used beyond its part of the others' use, and never credited. */
+/* It is debited what it used beyond its part of the others' use, and credited only as one that
+ * waits. */
 static void settle_outside_quantum(struct qp_tenant *t, int64_t more)
 {
     if (more > 0 || t->runnable)
-        t->deficit_ns = clamp_deficit(t->deficit_ns - more);
+        t->deficit_ns -= clamp(more);
 }
 
 /* A member that neither used the card nor was runnable loses its credit after a gap, and works its
@@ -112,6 +113,27 @@ static void settle_idle(struct qp_tenant *t, int64_t part, uint64_t now)
         t->deficit_ns = t->deficit_ns + part > 0 ? 0 : t->deficit_ns + part;
     else if (!gap)
         t->deficit_ns = 0;
+}
+
+/* Where a member has more credit (sign 1) or debt (-1) than the bound, all move back by weight, so
+ * that who is next stays the same: their deficits may rise or fall together, as idle members and
+ * work outside a quantum are settled without the others. Debt of the latter moves nobody: it may be
+ * a lie. */
+static void bound(struct qp_card *c, const struct qp_class *s, const struct members *m, int sign)
+{
+    int64_t beyond = 0, of = 1;
+    for (uint32_t j = 0; j < m->n; j++) {
+        const struct qp_tenant *t = &c->tenant[m->at[j]];
+        int64_t more = sign * t->deficit_ns - QP_DEFICIT_MAX_NS;
+        if (more * of <= beyond * weight(s, t) || (sign < 0 && outside_quantum(c, s, m->at[j])))
+            continue;
+        beyond = more;
+        of = weight(s, t);
+    }
+    for (uint32_t j = 0; beyond && j < m->n; j++) {
+        struct qp_tenant *t = &c->tenant[m->at[j]];
+        t->deficit_ns -= sign * (beyond * weight(s, t) + of - 1) / of;
+    }
 }
 
 /* Each member that took part is credited its weighted part of their use, and debited its own. */
@@ -133,10 +155,14 @@ static void settle(struct qp_card *c, int k, const struct members *m, const uint
         if (outside_quantum(c, s, m->at[j]))
             settle_outside_quantum(t, own - part);
         else if (used[j] || t->was_runnable)
-            t->deficit_ns = clamp_deficit(t->deficit_ns + part - own);
+            t->deficit_ns += clamp(part - own);
         else
             settle_idle(t, dt * w / (sum + w), now);
     }
+    bound(c, s, m, 1);
+    bound(c, s, m, -1);
+    for (uint32_t j = 0; j < m->n; j++)
+        c->tenant[m->at[j]].deficit_ns = clamp(c->tenant[m->at[j]].deficit_ns);
 }
 
 /* Charges the time since the last decision. A class that is not contended is charged nothing, and
