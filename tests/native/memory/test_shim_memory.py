@@ -187,6 +187,25 @@ def test_held_memory_is_reported_when_the_arbiter_comes_back(tmp_path: Path) -> 
     arbiter.stop()
 
 
+def test_a_refusal_is_counted_once_however_often_the_arbiter_begins_anew(tmp_path: Path) -> None:
+    """The ledger adds the count of each page, so a new one must begin at 0."""
+    arbiter = s.FakeArbiter(tmp_path, [GIB])
+    with s.governed(tmp_path, [GIB]) as probe:
+        s.started(probe)
+        assert [probe.ask(f"alloc 0 {2 * GIB}") for _ in range(3)] == [s.OUT_OF_MEMORY] * 3
+        assert arbiter.card.proc("mem_denied") == 3
+        for _ in range(2):
+            arbiter.stop()
+            arbiter.start()
+            s.until(lambda: arbiter.card.asked)
+            s.until(lambda: probe.ask(f"alloc 0 {GIB // 4}") == 0)
+            assert arbiter.card.proc("mem_denied") == 0
+            assert probe.ask(f"alloc 1 {GIB}") == s.OUT_OF_MEMORY
+            assert arbiter.card.proc("mem_denied") == 1
+            assert probe.ask("free 0") == 0
+    arbiter.stop()
+
+
 def test_card_that_was_not_granted_gives_nothing(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     with s.governed(tmp_path, [24 * GIB]) as probe:
         assert probe.ask("devices 2") == 0

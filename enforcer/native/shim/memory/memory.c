@@ -85,7 +85,11 @@ void qg_publish(struct qg_card *card)
     if (!pages)
         return;
     __atomic_store_n(&pages->proc->mem_peak, card->peak, __ATOMIC_RELAXED);
-    __atomic_store_n(&pages->proc->mem_denied, card->denied, __ATOMIC_RELAXED);
+    /* Only what the pages do not have: new ones, of an arbiter that began anew or of another card,
+     * begin at 0, and the ledger adds their count to that of the former ones. */
+    uint64_t denied = __atomic_load_n(&pages->proc->mem_denied, __ATOMIC_RELAXED) + card->denied;
+    __atomic_store_n(&pages->proc->mem_denied, denied, __ATOMIC_RELAXED);
+    card->denied = 0;
     __atomic_store_n(&pages->proc->mem_contexts, card->context_bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&pages->proc->made, card->contexts, __ATOMIC_RELAXED);
     qg_job_publish(pages, card->used, card->pending);

@@ -63,7 +63,7 @@ struct qg_card {
     uint64_t used;
     uint64_t pending;
     uint64_t peak;
-    uint64_t denied;
+    uint64_t denied;        /* refused, and not yet counted in the pages */
     uint64_t context_bytes; /* the part of used that is reserved for contexts */
     uint32_t contexts;      /* that it is reserved for */
 
