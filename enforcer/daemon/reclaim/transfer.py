@@ -51,12 +51,24 @@ class Transfers:
         return next(((i, info) for i, info in self.offers() if info.uuid == uuid), None)
 
     def elsewhere(self, away: Away) -> tuple[str, ...]:
-        """The other cards where a job that is away may return by itself."""
-        grant = away.grant
-        if not self.service.config.reclaim.move or away.stays or away.state != "checkpointed":
+        """The other cards where a job that is away may return by itself: where it began, if its
+        card was given to another job as a whole; any with `reclaim.move`.
+        """
+        grant, card = away.grant, away.grant.cards[0]
+        if away.stays or away.state != "checkpointed":
             return ()
-        others = [(i, info) for i, info in self.offers() if info.uuid != grant.cards[0].uuid]
+        others = [(i, info) for i, info in self.offers() if info.uuid != card.uuid]
+        if not self.service.config.reclaim.move:
+            home = self._shut_out(away)
+            others = [(i, info) for i, info in others if info.uuid == home]
         return tuple(info.uuid for index, info in others if not self.unfit(grant, index, info))
+
+    def _shut_out(self, away: Away) -> str:
+        """The card where Slurm booked the job, if the one where it is belongs to another as a
+        whole; else empty.
+        """
+        card = away.grant.cards[0]
+        return card.home if card.home and self._whole(card.uuid) else ""
 
     def wanted(self, away: Away) -> str:
         """The card where root wants it, for as long as it waits for that one alone."""
@@ -66,7 +78,7 @@ class Transfers:
 
     def others(self, aways: Iterable[Away]) -> set[str]:
         """The cards to sample because one of these may return there."""
-        wanted = {away.wanted for away in aways if away.wanted}
+        wanted = {uuid for away in aways for uuid in (away.wanted, self._shut_out(away)) if uuid}
         move = self.service.config.reclaim.move
         return wanted | ({info.uuid for _, info in self.offers()} if move else set())
 

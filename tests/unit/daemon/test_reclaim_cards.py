@@ -205,10 +205,17 @@ def test_a_whole_card_waits_for_a_job_that_was_moved_there(made: Lab, service: N
     assert isinstance(service.prolog(whole), Later)
     made.leaves(service, pid)
     assert service.prolog(whole) == Answer(0) and service.grants[7].state == "whole"
+    full = made.offline(service, 2, 70)  # on the card where job 1 began
     for _ in range(2):
         made.node.clock.advance(11)
         service.reclaimer.tick()
     assert where(service) == (1, "checkpointed", False), "nobody returns to a whole card"
+    made.hold(full, 0)
+    for _ in range(2):
+        made.node.clock.advance(11)
+        service.reclaimer.tick()
+    made.settle(service)
+    assert where(service) == (0, "resident", False), "its own card does, without `move`"
 
 
 def _reserving(made: Lab, service: NodeService) -> None:
