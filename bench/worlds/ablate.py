@@ -61,7 +61,12 @@ ABLATIONS = (
     constant("QP_START_NS", "(1 * QP_MS)", "(100 * QP_MS)", "charge of an unused quantum"),
     constant("QP_DRAIN_PARTS", "8u", "1000000u", "polls of a drain by its age"),
     constant("QP_DRAIN_TIMEOUT_NS", "(100 * QP_MS)", "(1000 * QP_MS)", "drain timeout of 100 ms"),
-    constant("QP_MARGIN_NS", "(QP_FIXED_WINDOW_US * 1000ull)", "0ull", "fixed-share: margin"),
+    text(
+        "policy_budget.c",
+        "    return t->share * 10 * QP_MS - QP_FIXED_WINDOW_US * 1000ull;\n",
+        "    return t->share * 10 * QP_MS;\n",
+        "fixed-share: margin",
+    ),
     constant(
         "QP_BUDGET_MAX_NS",
         "(50 * (int64_t)QP_MS)",
@@ -70,7 +75,7 @@ ABLATIONS = (
     ),
     text(
         "policy_budget.c",
-        "    return t->share * 10 * QP_MS - QP_MARGIN_NS;\n",
+        "    return t->share * 10 * QP_MS - QP_FIXED_WINDOW_US * 1000ull;\n",
         "    return t ? QP_NEVER : 0;\n",
         "fixed-share: limit of a second",
     ),

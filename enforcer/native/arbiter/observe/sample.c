@@ -19,11 +19,11 @@
 /* ns: The same from the second time on: its word was wrong once already. Offline must not wait for
  * these tries. Evidence: attack (test_arbiter_gates.py). */
 #define GATE_WAIT_AGAIN_NS (1 * QP_MS)
-/* ns: Such a word is ignored this long the first time, and twice as long each time. Evidence: none.
- */
+/* ns: Such a word is ignored this long the first time, and twice as long each time. Evidence:
+ * simulator (docs/measurements/2026-11-28-constants-simulated.md). */
 #define DOUBT_MIN_NS (10 * QP_MS)
 /* ns: It is ignored no longer than this, so that an honest program is believed again. Evidence:
- * none. */
+ * simulator (docs/measurements/2026-11-28-constants-simulated.md). */
 #define DOUBT_MAX_NS (1000 * QP_MS)
 /* ns: Words that were on their way when channel groups were stopped arrive within it. Evidence:
  * none. */

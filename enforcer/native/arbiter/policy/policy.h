@@ -18,9 +18,11 @@
 #define QP_NEVER UINT64_MAX
 /* mark: ns in a millisecond. Evidence: bound. */
 #define QP_MS 1000000ull
-/* ns: A shared card is sampled this often. The end of work is noticed no later. Evidence: none. */
+/* ns: A shared card is sampled this often. The end of work is noticed no later. Evidence:
+ * simulator (docs/measurements/2026-11-28-constants-simulated.md). */
 #define QP_TICK_NS (1 * QP_MS)
-/* ns: The same of a card with one tenant: no other one waits for it. Evidence: none. */
+/* ns: The same of a card with one tenant: no other one waits for it. Evidence: simulator
+ * (docs/measurements/2026-11-28-constants-simulated.md). */
 #define QP_SOLO_TICK_NS (5 * QP_MS)
 /* ns: Without work for less, a tenant still competes, keeps its credit, and is polled: programs
  * pause between kernels. Evidence: decision (docs/adr/0032-the-decision-is-small.md). */
@@ -31,7 +33,8 @@
 /* ns: An unused quantum is charged from then on, so that idling does not pay. Evidence: attack
  * (test_policy_quanta.py). */
 #define QP_START_NS (1 * QP_MS)
-/* ns: A draining tenant is polled no more often, to save CPU time. Evidence: none. */
+/* ns: A draining tenant is polled no more often, to save CPU time. Evidence: simulator
+ * (docs/measurements/2026-11-28-constants-simulated.md). */
 #define QP_DRAIN_POLL_NS 50000ull
 /* 1/n: A drain is polled again after this part of its age. Its end is found with an error of that
  * part. Evidence: decision (docs/adr/0032-the-decision-is-small.md). */
@@ -45,20 +48,20 @@
 /* ns: Most credit or debt. It bounds how long one tenant can catch up. Evidence: attack
  * (test_policy_false_reports.py). */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS)
-/* ns: fixed-share: most tokens that are saved while others use the card. Evidence: none. */
+/* ns: fixed-share: most tokens that are saved while others use the card. Evidence: simulator
+ * (docs/measurements/2026-11-28-constants-simulated.md). */
 #define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)
-/* us: fixed-share: most in flight, as it comes on top of the share. Evidence: none. */
+/* us: fixed-share: most in flight. It comes on top when a gate closes, so the limit of a second is
+ * so much less. Evidence: decision (docs/adr/0032-the-decision-is-small.md). */
 #define QP_FIXED_WINDOW_US 2000u
-/* ns: fixed-share: kept free of a second's share for what is in flight when a gate closes.
- * Evidence: decision (docs/adr/0032-the-decision-is-small.md). */
-#define QP_MARGIN_NS (QP_FIXED_WINDOW_US * 1000ull)
 /* ns: fixed-share: from the end of the tokens until a launch waits for a sample. The arbiter has
  * closed the gate by then, unless it stands still. Evidence: none. */
 #define QP_OVERSTAY_NS (QP_MS / 4)
-/* us: In flight of a tenant alone on its card: the most that a newcomer waits. Evidence: none. */
+/* us: In flight of a tenant alone on its card: the most that a newcomer waits. Evidence:
+ * simulator (docs/measurements/2026-11-28-constants-simulated.md). */
 #define QP_LONE_WINDOW_US 20000u
 /* us: In flight where no online tenant waits: the most that each one adds to a drain. Evidence:
- * none. */
+ * simulator (docs/measurements/2026-11-28-constants-simulated.md). */
 #define QP_SHARED_WINDOW_US 4000u
 /* ns: Online's second launch waits no longer for offline's work to leave the card. Evidence:
  * promise (docs/specs/scheduling.md). */

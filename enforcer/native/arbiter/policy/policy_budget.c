@@ -33,7 +33,7 @@ static void slide(struct qp_history *h, uint64_t now)
 /* Most use in any second. One kernel that is in flight when the gate closes comes on top. */
 static uint64_t most_in_second(const struct qp_tenant *t)
 {
-    return t->share * 10 * QP_MS - QP_MARGIN_NS;
+    return t->share * 10 * QP_MS - QP_FIXED_WINDOW_US * 1000ull;
 }
 
 /* Tokens from which a closed gate opens again: a slice, or a quarter of one second's share. */

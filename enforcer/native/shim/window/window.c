@@ -23,7 +23,7 @@
  * the card does not wait for this thread. Evidence: promise (docs/specs/shim/estimator.md). */
 #define LEAD_NS 150000u
 /* ns of card time: Work is let through beside offline before the arbiter says that the card is
- * free. Evidence: none. */
+ * free. Evidence: simulator (docs/measurements/2026-11-28-constants-simulated.md). */
 #define HOLD_NS 150000u
 /* ns: The most of that wait; a live arbiter answers sooner. Evidence: protocol
  * (docs/specs/shim/launch-protocol.md). */
