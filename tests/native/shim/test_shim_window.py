@@ -197,14 +197,15 @@ def in_flight(arbiter: s.FakeArbiter, before: tuple[int, int]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kernel_us", "least", "most"), [(10000, 3, 3), (3000, 8, 8), (1000, 22, 28), (200, 113, 151)]
+    ("kernel_us", "least", "most"), [(10000, 3, 3), (3000, 7, 8), (1000, 20, 28), (200, 100, 151)]
 )
 def test_wide_window_is_a_bound_too(
     arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int, least: int, most: int
 ) -> None:
     """Long kernels are counted one by one; of short ones some pass unseen, an eighth of the window
     at most. What is before the first fence, about a quarter, takes no room when it is overdue. Of a
-    kernel's estimate up to a tenth is taken off, for its launch call.
+    kernel's estimate up to a tenth is taken off, for its launch call; on a busy machine a sample, and
+    so the estimate, may be as much too long.
     """
     before = lone(arbiter, probe, kernel_us)
     probe.send("launch 0 0x10 200")

@@ -12,10 +12,12 @@
 /* count: Functions have a slot of their own; more share slots, and the newest wins. Evidence:
  * bound. */
 #define QG_FUNCTIONS 4096u
-/* count: Samples of each function are kept; the first launches are all sampled, since an estimate
- * is needed soon. A disturbed sample is gone after as many others. Evidence: none. */
-#define QG_RECENT 16u
-/* count: Launches per sample after those, since a sample costs time. Evidence: none. */
+/* count: Samples of each function are kept. Launches that are seldom long must be among them, or
+ * several of these are queued as short ones. A disturbed sample is gone after as many others.
+ * Evidence: simulator (docs/measurements/2026-11-28-samples-simulated.md). */
+#define QG_RECENT 64u
+/* count: Launches per sample, since a sample costs time. So many are all sampled first, since an
+ * estimate is needed soon. Evidence: none. */
 #define QG_LEARN_EACH 16u
 /* ns: A launch call that takes longer, and more than half of the sample, hides how long the work
  * took. Evidence: none. */

@@ -130,7 +130,7 @@ static void some_launches_are_sampled(void)
 {
     const void *f = (const void *)0x1000;
     struct qg_function *record = fresh(f);
-    for (unsigned i = 0; i < QG_RECENT; i++) { /* all, until enough were learned from */
+    for (unsigned i = 0; i < QG_LEARN_EACH; i++) { /* all, until enough were learned from */
         CHECK(qg_function_launched(record));
         CHECK(qg_function_launched(record));
         qg_function_learn(&functions, f, 1000, 0, false);
