@@ -21,4 +21,6 @@ def test_the_kernels_are_those_of_the_file(environments: set[str], name: str) ->
     if load.environment not in environments:
         pytest.skip(f"{load.environment} is not installed: tools/frameworks.sh {load.environment}")
     found = capture(name, replace(load, passes=load.kept + 20))
-    assert kernels(found) == kernels(read(HERE / f"{name}.json"))
+    had, wanted = kernels(found), kernels(read(HERE / f"{name}.json"))
+    assert len(wanted) - len(had) in (0, 1), "the last one may be submitted as the next pass begins"
+    assert had == wanted[: len(had)]
