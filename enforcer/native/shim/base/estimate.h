@@ -27,8 +27,8 @@ struct qg_function {
     const void *key;
     uint32_t launches;
     uint32_t samples;              /* number of those that were ever stored in recent_ns */
-    uint64_t recent_ns[QG_RECENT]; /* the last of them */
-    uint64_t longest_ns, least_ns; /* of those; 0: there is none */
+    uint64_t longest_ns, least_ns; /* of recent_ns; 0: there is none */
+    uint64_t recent_ns[QG_RECENT]; /* the last samples; behind what each launch reads */
 };
 
 struct qg_functions {
