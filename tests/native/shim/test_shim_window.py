@@ -204,8 +204,8 @@ def test_wide_window_is_a_bound_too(
 ) -> None:
     """Long kernels are counted one by one; of short ones some pass unseen, an eighth of the window
     at most. What is before the first fence, about a quarter, takes no room when it is overdue. Of a
-    kernel's estimate up to a tenth is taken off, for its launch call; on a busy machine a sample, and
-    so the estimate, may be as much too long.
+    kernel's estimate up to a tenth is taken off, for its launch call. On a busy machine a sample,
+    and so the estimate, may be as much too long.
     """
     before = lone(arbiter, probe, kernel_us)
     probe.send("launch 0 0x10 200")

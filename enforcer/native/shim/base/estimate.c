@@ -38,8 +38,7 @@ struct qg_function *qg_function_of(struct qg_functions *functions, const void *k
 
 bool qg_function_launched(struct qg_function *function)
 {
-    return function->launches++ % QG_LEARN_EACH == 0 ||
-           function->samples < QG_LEARN_EACH;
+    return function->launches++ % QG_LEARN_EACH == 0 || function->samples < QG_LEARN_EACH;
 }
 
 static void summarise(struct qg_function *function)
