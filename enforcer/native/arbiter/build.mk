@@ -50,7 +50,7 @@ $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer $(ARB_SRC) -o $@
 
-# Eight records of hardware preemption, so that a test can fill them.
+# Eight records of hardware preemption and 512 processes, so that tests can fill these tables.
 $(BUILD)/test/qgpu-arbiter-few: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) -O1 -g $(ARB_CFLAGS) -DHW_RECORDS=8u -DMAX_PROCS=512u $(ARB_SRC) -o $@

@@ -115,10 +115,10 @@ static void settle_idle(struct qp_tenant *t, int64_t part, uint64_t now)
         t->deficit_ns = 0;
 }
 
-/* Where a member has more credit (sign 1) or debt (-1) than the bound, all move back by weight, so
- * that who is next stays the same: their deficits may rise or fall together, as idle members and
- * work outside a quantum are settled without the others. Debt of the latter moves nobody: it may be
- * a lie. */
+/* Where a member has more credit (sign 1) or debt (-1) than the bound, the deficits of all are
+ * moved back by weight, so the order of the quanta stays. They may rise or fall together, since
+ * idle members and work outside a quantum are settled without a debit or credit of the others.
+ * Debt for work outside a quantum does not move the others, as the report of it may be false. */
 static void bound(struct qp_card *c, const struct qp_class *s, const struct members *m, int sign)
 {
     int64_t beyond = 0, of = 1;

@@ -14,7 +14,7 @@
 #include "model/model.h"
 #include "tenant/tenant.h"
 
-/* Of the node: each takes a pidfd of the arbiter's 65536. Chosen, not measured. */
+/* count: Processes of the node. Each takes a pidfd of the arbiter's 65536. Chosen, not measured. */
 #ifndef MAX_PROCS /* a test fills a smaller table */
 #define MAX_PROCS 8192u
 #endif
