@@ -29,6 +29,10 @@ OVERSTAY_NS = 250_000
 LONE_WINDOW_US = 20000
 SHARED_WINDOW_US = 4000
 HOLD_NS = 1_000_000
+ENTRY_COST = 4
+LATE_COST = 128
+GAPS_KEPT = 128
+GAPS = 16
 BINS = 256
 
 
@@ -59,6 +63,11 @@ class QpTenant(ctypes.Structure):
         ("idle_since_ns", c_uint64),
         ("online_idle_since_ns", c_uint64),
         ("service_ns", c_uint64),
+        ("late", c_uint32),
+        ("owed", c_uint32),
+        ("leaving_ns", c_uint64),
+        ("gaps", c_uint32 * 16),
+        ("gap_us", c_uint32 * 16),
     ]
 
 
@@ -97,6 +106,7 @@ class QpCard(ctypes.Structure):
 
     _fields_: ClassVar[Any] = [
         ("idle_release_ns", c_uint64),
+        ("online_delay_ns", c_uint64),
         ("slice_ns", c_uint64),
         ("recovery_until_ns", c_uint64),
         ("ungoverned", c_uint32),
@@ -105,6 +115,10 @@ class QpCard(ctypes.Structure):
         ("preempt_from_ns", c_uint64),
         ("online_busy_ns", c_uint64),
         ("online_working", c_uint32),
+        ("fell_idle", c_int32),
+        ("hold_ns", c_uint64),
+        ("release_ns", c_uint64),
+        ("leave_ns", c_uint64),
         ("cls", QpClass * 2),
         ("preempting", c_uint32),
         ("resample", c_uint32),

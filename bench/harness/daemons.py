@@ -31,6 +31,9 @@ def config_text(
     policy = {c: told.get(f"policy_{c}", "burst-share") for c in ("online", "offline")}
     reserves = {"online": "[compute, memory]", "offline": "[memory]"}
     classes = ", ".join(f"{c}: {{reserves: {reserves[c]}, policy: {policy[c]}}}" for c in policy)
+    release = f"idle_release: {told.get('idle_release_ms', 100)}ms"
+    if told.get("online_delay_us"):
+        release = f"idle_release: auto, online_delay: {told['online_delay_us']}us"
     files = (
         f"{rig.sim_dir}/dev/qgpusim[0-{rig.cards - 1}]"
         if rig.cards > 1
@@ -43,7 +46,7 @@ def config_text(
         f"reports: {{metrics: {{port: {metrics_port}, job_labels: true}}}}\n"
         f"default_class: offline\nclasses: {{{classes}}}\n"
         f"models: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
-        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, "
+        f"enforcer: {{{release}, "
         f"window: {told.get('window_us', CardSettings.window_us)}us, "
         f"slice: {told.get('slice_us', 2000)}us, nvml_interval: {nvml_interval_ms}ms, "
         f"ledger_interval: {ledger_interval_ms}ms, "

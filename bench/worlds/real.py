@@ -81,8 +81,9 @@ def playable(trace: Trace) -> Trace:
     not drawn.
     """
     (card,) = trace.cards
+    release, _ = card.release()
     settings = {
-        "idle_release": whole(card.idle_release, 10**6),
+        "idle_release": whole(release, 10**6),
         "slice": whole(card.slice, 1000),
         "window": whole(card.window, 1000),
         "latency": Latency(),
@@ -142,7 +143,7 @@ def settings(card: CardTrace) -> dict[str, object]:
     return {
         "policy_online": card.policy.online,
         "policy_offline": card.policy.offline,
-        "idle_release_ms": card.idle_release.ns // 10**6,
+        "idle_release_ms": card.release()[0].ns // 10**6,
         "slice_us": card.slice.ns // 1000,
         "window_us": card.window.ns // 1000,
     }
@@ -186,7 +187,7 @@ def freed_us(trace: Trace, found: Scene) -> float | None:
     jobs: dict[str, list[int]] = {"online": [], "offline": []}
     for i, tenant in enumerate(trace.tenants):
         jobs[tenant.job_class].append(FIRST_JOB + i)
-    gap_ns = max(1, trace.cards[0].idle_release.ns // 2)
+    gap_ns = max(1, trace.cards[0].release()[0].ns // 2)
     calls = [e["start_ns"] for job in jobs["online"] for e in found.logged[job] if "burst" in e]
     bursts = ev.with_calls(ev.bursts(found.of(*jobs["online"]), gap_ns), calls, gap_ns)
     frees = [us for us in ev.card_free_us(bursts, found.of(*jobs["offline"])) if us > 0]

@@ -135,6 +135,8 @@ class CtlCard(ctypes.Structure):
         ("policy_offline", c_uint32),
         ("flags", c_uint32),
         ("grace_ms", c_uint32),
+        ("online_delay_us", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -19,7 +19,8 @@ class CardSettings:
     """Settings of one card. Durations as their names say; policies by name.
 
     `governed`: False opens all gates (benchmarks). `together`: gang suspend, so an offline job
-    preempted here is suspended on its other cards too.
+    preempted here is suspended on its other cards too. `online_delay_us`: 0 unless idle_release is
+    auto.
     """
 
     uuid: str
@@ -32,6 +33,7 @@ class CardSettings:
     policy_offline: str = "burst-share"
     governed: bool = True
     together: bool = True
+    online_delay_us: int = 0
 
 
 class TenantStats(NamedTuple):
@@ -182,7 +184,14 @@ def card_message(card: CardSettings) -> abi.CtlCard:
     """
     msg = abi.CtlCard(head=abi.head(abi.CTL_CARD, abi.CtlCard))
     msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
-    for name in ("idle_release_ms", "window_us", "slice_us", "lease_ms", "grace_ms"):
+    for name in (
+        "idle_release_ms",
+        "window_us",
+        "slice_us",
+        "lease_ms",
+        "grace_ms",
+        "online_delay_us",
+    ):
         setattr(msg, name, abi.bounded(getattr(card, name), 0, 2**32 - 1, name))
     for name in ("policy_online", "policy_offline"):
         policy = getattr(card, name)

@@ -18,6 +18,7 @@ from gres.config.schema import (
     Lease,
     Managed,
     MibUp,
+    OnlineDelay,
     OnOff,
     Section,
     Slice,
@@ -62,6 +63,7 @@ class EnforcerSettings(Section):
     """What qgpud and the arbiter do on a node."""
 
     idle_release: IdleRelease = Duration(100 * 10**6)
+    online_delay: OnlineDelay = Duration(10**6)  # of idle_release: auto
     # Chosen on the simulator: a wider window raises online's p99, a narrower one lowers offline's
     # harvest (docs/measurements/README.md). A request of 5 ms that finds offline waits for 5.5 % of
     # its time at most.

@@ -13,11 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gres.config.schema import CardTuning, Switch
+from gres.config.schema import CardTuning, IdleRelease, Switch
 from gres.config.site import CLASSES, Config, Isolation, JobClass, Node, Policy
 from gres.units import Duration
 
-TIMES = ("slice", "window", "idle_release")
+TIMES = ("slice", "window", "idle_release", "online_delay")
+LONG_RELEASE = Duration(100 * 10**6)  # idle_release of those that `auto` does not let in sooner
 PER_CLASS = ("policy", "isolation")
 PLAIN = (*TIMES, "hardware")
 KEYS = (*PLAIN, *(f"{name}.{job_class}" for name in PER_CLASS for job_class in CLASSES))
@@ -33,7 +34,8 @@ class CardPlan:
 
     slice: Duration
     window: Duration
-    idle_release: Duration
+    idle_release: IdleRelease
+    online_delay: Duration
     policy: dict[JobClass, Policy]
     isolation: dict[JobClass, Isolation]
     sources: dict[str, str]
@@ -47,6 +49,14 @@ class CardPlan:
     def values(self) -> dict[str, str]:
         """All keys as text."""
         return {key: self.value(key) for key in KEYS}
+
+    def release(self) -> tuple[Duration, Duration]:
+        """What the arbiter is told: idle_release, and online_delay, which is 0 unless it is
+        `auto`.
+        """
+        if self.idle_release == "auto":
+            return LONG_RELEASE, self.online_delay
+        return self.idle_release, Duration(0)
 
     def governed(self, job_class: JobClass | None) -> bool:
         """Whether gate and cap hold for jobs of a class on this card."""
@@ -99,13 +109,13 @@ def plan_card(
         values.update(level)
         sources.update(dict.fromkeys(level, source))
     tuning = _tuning(values)
-    assert (
-        tuning.slice is not None and tuning.window is not None and tuning.idle_release is not None
-    )
+    assert tuning.slice is not None and tuning.window is not None
+    assert tuning.idle_release is not None and tuning.online_delay is not None
     return CardPlan(
         tuning.slice,
         tuning.window,
         tuning.idle_release,
+        tuning.online_delay,
         tuning.policy,
         tuning.isolation,
         sources,

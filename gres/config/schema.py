@@ -21,8 +21,9 @@ from pydantic import (
 from gres.config.hostlist import core_list, expand
 from gres.config.links import check_links
 from gres.config.mig import check_instances
+from gres.config.sentences import shown
 from gres.paths import PATHS
-from gres.units import Duration, parse_duration, parse_mib
+from gres.units import Duration, UnitError, parse_duration, parse_mib
 
 JobClass = Literal["online", "offline"]
 Dimension = Literal["compute", "memory"]
@@ -59,9 +60,22 @@ def between(low: Duration, high: Duration) -> Callable[[Duration], Duration]:
     return check
 
 
+def _idle_release(value: object) -> Duration | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    try:
+        return between(Duration(0), Duration(60 * 10**9))(parse_duration(value))
+    except UnitError:
+        raise ValueError(
+            f"'{shown(value)}' is not a duration; write auto, or for example 100ms"
+        ) from None
+
+
 Slice = Annotated[Time, AfterValidator(between(Duration(100_000), Duration(10**9)))]
 Window = Annotated[Time, AfterValidator(between(Duration(50_000), Duration(10**9)))]
-IdleRelease = Annotated[Time, AfterValidator(between(Duration(0), Duration(60 * 10**9)))]
+# Checked before the union is tried, so that a bad word is one sentence and not one per member.
+IdleRelease = Annotated[Duration | Literal["auto"], BeforeValidator(_idle_release)]
+OnlineDelay = Annotated[Time, AfterValidator(between(Duration(100_000), Duration(10**8)))]
 Lease = Annotated[Time, AfterValidator(between(Duration(10**8), Duration(600 * 10**9)))]
 Grace = Annotated[Time, AfterValidator(between(Duration(0), Duration(600 * 10**9)))]
 BusyWindow = Annotated[Time, AfterValidator(between(Duration(2 * 10**9), Duration(600 * 10**9)))]
@@ -187,6 +201,7 @@ class CardTuning(Section):
     slice: Slice | None = None
     window: Window | None = None
     idle_release: IdleRelease | None = None
+    online_delay: OnlineDelay | None = None
     hardware: OnOff | None = None
 
     @field_validator("policy", "isolation", mode="before")

@@ -80,13 +80,20 @@ class CardTrace(Section):
     name: Word = "card"
     count: int = Field(default=1, ge=1, le=MAX_CARDS)
     policy: Policies = Policies()
-    idle_release: Release = Duration(100 * MS)
+    idle_release: Literal["auto"] | Release = Duration(100 * MS)
+    online_delay: Delay = Duration(1 * MS)  # of idle_release: auto
     slice: Slice = Duration(2 * MS)
     window: Window = Duration(275_000)
     context_switch: Delay = Duration(100_000)
     timeslice: Slice = Duration(1 * MS)
     queue: int = Field(default=1024, ge=1, le=100_000)
     latency: Latency = Latency()
+
+    def release(self) -> tuple[Duration, Duration]:
+        """What the arbiter is told: idle_release, and online_delay or 0."""
+        if self.idle_release == "auto":
+            return Duration(100 * MS), self.online_delay
+        return self.idle_release, Duration(0)
 
     def names(self) -> list[str]:
         """The name, or name0, name1, ... where there are several."""

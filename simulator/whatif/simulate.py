@@ -111,10 +111,11 @@ def _all_cards(trace: Trace) -> list[CardTrace]:
 
 
 def _card_line(card: CardTrace) -> str:
+    release, delay = card.release()
     numbers = (
         POLICIES[card.policy.online],
         POLICIES[card.policy.offline],
-        card.idle_release.ns,
+        release.ns,
         card.slice.ns,
         card.window.ns,
         card.context_switch.ns,
@@ -122,6 +123,7 @@ def _card_line(card: CardTrace) -> str:
         card.latency.arbiter.ns,
         card.latency.tenant.ns,
         card.queue,
+        delay.ns,
     )
     return " ".join(["card", *map(str, numbers)])
 

@@ -45,9 +45,11 @@ def _use(process: link.ProcessStats) -> ProcessUse:
 def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSettings:
     """A card's settings as the arbiter's message has them."""
     settings = config.enforcer
+    release, online_delay = plan.release()
     return link.CardSettings(
         uuid=uuid,
-        idle_release_ms=plan.idle_release.ms,
+        idle_release_ms=release.ms,
+        online_delay_us=online_delay.us,
         window_us=plan.window.us,
         slice_us=plan.slice.us,
         lease_ms=settings.lease.ms,

@@ -87,6 +87,10 @@ struct qg_ctl_card { /* settings of one card */
     uint32_t flags;
     /* ms for which offline stays closed after a restart, or until tenants registered */
     uint32_t grace_ms;
+    /* idle_release: auto. The longest that online may wait for offline at the start of its work; 0:
+     * offline waits for idle_release_ms */
+    uint32_t online_delay_us;
+    uint32_t reserved; /* 0 */
 };
 #define QG_CARD_UNGOVERNED 0x1u
 /* an offline job preempted on this card is suspended on all its cards of the node */
@@ -298,7 +302,7 @@ struct qg_ctl_hwtenant { /* what hardware preemption did with one tenant */
 
 QG_PIN(struct qg_register, 80);
 QG_PIN(struct qg_registered, 288);
-QG_PIN(struct qg_ctl_card, 96);
+QG_PIN(struct qg_ctl_card, 104);
 QG_PIN(struct qg_ctl_grant, 152);
 QG_PIN(struct qg_ctl_revoke, 72);
 QG_PIN(struct qg_ctl_ack, 32);

@@ -214,8 +214,9 @@ void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t ga
     if (!(gate & QG_GATE_HOLD)) {
         if (a->state == ST_HELD)
             a->timer_ns = m->now + spread(&m->rng, m->tenant_ns);
-        a->let_ns = a->hold_ns = 0;
     }
+    if (!(gate & QG_GATE_HOLD) || (gate & QG_GATE_NOTIFY))
+        a->let_ns = a->hold_ns = 0; /* as the shim does: a hold begins with the word that asks */
     if (moved && !(gate & QG_GATE_CLOSED))
         opened(w, m, a);
     note_mode(w, m, a);

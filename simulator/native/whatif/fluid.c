@@ -65,7 +65,7 @@ void fluid_advance(struct world *w, struct machine *m, uint64_t dt)
     uint64_t to = m->now;
     m->now = to - dt;
     if (online_runs(m))
-        m->online_until_ns = to + m->idle_release_ns;
+        m->online_until_ns = to + (m->online_delay_ns ? 0 : m->idle_release_ns);
     for (uint32_t i = 0; i < m->nrunning; i++)
         speed[i] = fluid_speed(m, m->actors[m->running[i]]);
     m->now = to;

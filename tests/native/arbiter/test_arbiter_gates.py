@@ -230,3 +230,26 @@ def test_first_kernel_after_a_long_wait_is_seen_without_a_marker(tmp_path: Path)
 
         wait_for(counts, "unmarked work counts for as long as a window is, whatever it claims")
         wait_for(lambda: not tenant_stats(link, 2).busy, "and not for ever", 2.0)
+
+
+def test_auto_releases_who_left_in_time_and_not_who_was_late(tmp_path: Path) -> None:
+    on, off = grant(1, "online"), grant(2, "offline")
+    auto = {"idle_release_ms": 60_000, "online_delay_us": 100_000}
+    with arbiter(tmp_path) as one, prepare(one, on, off, **auto) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        for late in (False, True, True):
+            wait_for(lambda: not offline.closed, "offline comes long before idle_release")
+            assert offline.begin()
+            wait_for(lambda: tenant_stats(link, 2).busy, "the offline launch is seen")
+            assert online.begin()
+            wait_for(lambda: offline.closed, "offline closed by the online launch")
+            if late:
+                time.sleep(0.15)  # more than online_delay
+            offline.finish()
+            wait_for(lambda: not tenant_stats(link, 2).busy, "offline's end is seen")
+            online.finish()
+        wait_for(lambda: not tenant_stats(link, 1).busy, "online's end is seen")
+        time.sleep(0.1)
+        assert offline.closed and offline.flags & abi.GATE_WHY_PREEMPTED
+        link.card(settings(idle_release_ms=0))
+        wait_for(lambda: not offline.closed, "the setting is changed while it waits")

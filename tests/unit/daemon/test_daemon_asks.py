@@ -43,6 +43,18 @@ def test_change_survives_the_arbiter_but_not_qgpud_unless_it_is_saved(node, serv
     assert (str(plan.slice), str(plan.window)) == ("2ms", "300us")
 
 
+def test_idle_release_changes_to_auto_and_back(node, asks):
+    values = {"idle_release": "auto", "online_delay": "2ms"}
+    body = ask(asks, "card-set", card="0", values=values)
+    assert body["changed"] == [
+        {"key": "idle_release", "before": "100ms", "after": "auto"},
+        {"key": "online_delay", "before": "1ms", "after": "2ms"},
+    ]
+    assert [each.ms for each in node.arbiter.plans[uuid(node)].release()] == [100, 2]
+    ask(asks, "card-set", card="0", values={"idle_release": "100ms"})
+    assert [each.ms for each in node.arbiter.plans[uuid(node)].release()] == [100, 0]
+
+
 def test_saving_a_key_replaces_its_live_value(node, service, asks):
     ask(asks, "card-set", card="0", values={"slice": "1ms"})
     ask(asks, "card-set", card="0", values={"slice": "3ms"}, save=True)

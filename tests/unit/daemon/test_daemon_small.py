@@ -19,6 +19,14 @@ from enforcer.daemon.notify import notify
 from gres.config.levels import plan_card
 from gres.config.site import parse_config
 
+CONFIG = """
+version: 1
+cluster: c
+default_class: offline
+models: {h200: {memory: 80GiB}}
+nodes: [{names: n1, model: h200, count: 1, files: /dev/nvidia0}]
+"""
+
 
 def test_boot_time(tmp_path):
     (tmp_path / "stat").write_text("cpu 1 2\nbtime 1700000000\nprocesses 5\n")
@@ -235,11 +243,17 @@ def test_now_and_then_a_process_that_is_just_starting_is_no_suspicion():
     ],
 )
 def test_card_is_sent_to_the_arbiter_as_configured(more, together):
-    text = (
-        "version: 1\ncluster: c\ndefault_class: offline\nmodels: {h200: {memory: 80GiB}}\n"
-        "nodes: [{names: n1, model: h200, count: 1, files: /dev/nvidia0}]\n"
-    )
-    config = parse_config(text + more)
+    config = parse_config(CONFIG + more)
     told = card_settings(config, "GPU-1", plan_card(config, config.node("n1"), 0, "GPU-1"))
     assert (told.governed, told.together) == (True, together), "isolation is the grant's"
     assert (told.window_us, told.slice_us, told.idle_release_ms) == (275, 2000, 100)
+
+
+@pytest.mark.parametrize(
+    ("release", "told_ms", "delay_us"),
+    [("auto", 100, 1500), ("20ms", 20, 0), ("100ms", 100, 0)],
+)
+def test_auto_is_sent_to_the_arbiter_as_100_ms_and_the_delay(release, told_ms, delay_us):
+    config = parse_config(CONFIG + f"enforcer: {{idle_release: {release}, online_delay: 1500us}}")
+    told = card_settings(config, "GPU-1", plan_card(config, config.node("n1"), 0, "GPU-1"))
+    assert (told.idle_release_ms, told.online_delay_us) == (told_ms, delay_us)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from gres.config.levels import KEYS, CardPlanError, check_change, parse_words, plan_card
+from gres.config.levels import KEYS, CardPlan, CardPlanError, check_change, parse_words, plan_card
 from gres.config.site import parse_config
+from gres.units import Duration
 
 TEXT = """
 version: 1
@@ -37,6 +38,7 @@ def test_a_card_without_entries_follows_classes_and_enforcer():
         "slice": "2ms",
         "window": "275us",
         "idle_release": "100ms",
+        "online_delay": "1ms",
         "hardware": "auto",
         "policy.online": "burst-share",
         "policy.offline": "burst-share",
@@ -69,6 +71,38 @@ def test_live_changes_win_over_everything_and_say_so():
     assert (str(found.slice), found.policy["online"]) == ("700us", "fixed-share")
     assert found.sources["slice"] == found.sources["policy.online"] == "qgpu card set"
     assert found.sources["policy.offline"] == "cards[1]"
+
+
+def released(found: CardPlan) -> tuple[str, str]:
+    wait, delay = found.release()
+    return str(wait), str(delay)
+
+
+def test_idle_release_is_auto_on_every_level() -> None:
+    text = TEXT.replace("l4: {memory: 24GiB}", "l4: {memory: 24GiB, idle_release: auto}")
+    text = text.replace("window: 275us}", "window: 275us, idle_release: 20ms, online_delay: 2ms}")
+    text += "enforcer: {idle_release: auto, online_delay: 500us}"
+    config = parse_config(text)
+    small = plan_card(config, config.node("n3"), 0, "GPU-x")
+    assert small.sources["idle_release"] == "models.l4"
+    assert small.sources["online_delay"] == "enforcer.online_delay"
+    assert released(small) == ("100ms", "500us")
+    large = plan_card(config, config.node("n1"), 0, "GPU-x")
+    assert large.sources["idle_release"] == large.sources["online_delay"] == "cards[0]"
+    assert released(large) == ("20ms", "0ns"), "a duration leaves online_delay without effect"
+    assert str(large.online_delay) == "2ms", "and keeps it for a later auto"
+
+
+def test_a_live_change_to_auto_and_back() -> None:
+    assert released(plan("n3", 0)) == ("100ms", "0ns")
+    changes = parse_words(["idle_release=auto", "online_delay=3ms"])
+    found = plan("n3", 0, **changes)
+    assert (found.value("idle_release"), found.value("online_delay")) == ("auto", "3ms")
+    assert found.release() == (Duration(100 * 10**6), Duration(3 * 10**6))
+    assert found.sources["idle_release"] == "qgpu card set"
+    assert check_change(found.values()) == found.values()
+    back = plan("n3", 0, **(changes | parse_words(["idle_release=50ms"])))
+    assert released(back) == ("50ms", "0ns")
 
 
 def test_isolation_none_of_the_enforcer_is_both_classes():
@@ -106,6 +140,15 @@ def test_one_word_counts_for_both_classes():
         (["slice=10s"], "slice=10s is refused: 10s is outside 100us to 1s; write for example 1s"),
         (["window=2s"], "window=2s is refused: 2s is outside 50us to 1s"),
         (["idle_release=2min"], "2min is outside 0ns to 1min"),
+        (
+            ["idle_release=soon"],
+            "idle_release=soon is refused: 'soon' is not a duration; write auto, or for example"
+            " 100ms",
+        ),
+        (["idle_release=AUTO"], "'AUTO' is not a duration; write auto, or for example 100ms"),
+        (["online_delay=auto"], "online_delay=auto is refused: 'auto' is not a duration"),
+        (["online_delay=99us"], "99us is outside 100us to 100ms; write for example 100us"),
+        (["online_delay=101ms"], "101ms is outside 100us to 100ms; write for example 100ms"),
         (["policy.online=fair"], "'best-effort', 'fixed-share' or 'burst-share'"),
         (["policy.batch=best-effort"], "there is no setting 'policy.batch'"),
         (["isolation=off"], "isolation.online=off is refused"),

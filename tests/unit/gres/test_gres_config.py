@@ -322,6 +322,15 @@ def test_every_policy_is_accepted_for_a_class(policy: str) -> None:
         ("cards: [{nodes: n1, policy: {online: fair}}]", "cards.0.policy.online"),
         ("cards: [{nodes: n1, slice: 1us}]", "1us is outside 100us to 1s; write for example 100us"),
         ("enforcer: {window: 2s}", "enforcer.window: 2s is outside 50us to 1s"),
+        (
+            "enforcer: {idle_release: soon}",
+            "qgpu.yaml: enforcer.idle_release: 'soon' is not a duration; write auto, or for",
+        ),
+        (
+            "cards: [{nodes: n1, idle_release: [1]}]",
+            "cards.0.idle_release: '[1]' is not a duration",
+        ),
+        ("enforcer: {online_delay: 1us}", "1us is outside 100us to 100ms; write for example 100us"),
         ("enforcer: {lease: 1ms}", "enforcer.lease: 1ms is outside 100ms to 10min"),
         (
             "enforcer: {audit: {acton: log}}",

@@ -44,7 +44,7 @@ static void account_locked_out(struct tenant *t, uint64_t dt, uint64_t now)
         return;
     bool works = q->online_idle_since_ns == QP_NEVER;
     uint64_t idle = works ? 0 : ar_since(q->online_idle_since_ns, now),
-             release = card->policy.idle_release_ns;
+             release = card->policy.release_ns;
     uint64_t released = idle < release ? 0 : idle - release;
     if (released < dt)
         t->usage.locked_out_ns += dt - released;

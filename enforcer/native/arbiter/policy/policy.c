@@ -101,7 +101,7 @@ static uint64_t online_idle_since(const struct qp_card *c, uint32_t began, uint6
 }
 
 /* Notes for each tenant whether it has work, and since when offline may not run. */
-static void note_inputs(struct qp_card *c, uint64_t now)
+static void note_inputs(struct qp_card *c, const struct members *offline, uint64_t now)
 {
     uint32_t working = 0, began = 0;
     for (uint32_t i = 0; i < c->ntenants; i++) {
@@ -116,12 +116,12 @@ static void note_inputs(struct qp_card *c, uint64_t now)
         working += works;
         began += becomes_idle(t, works, now);
     }
+    if (!working && c->online_working)
+        c->online_busy_ns = online_idle_since(c, began, now);
+    qp_release(c, offline, working > 0, now);
     if (working)
         c->online_busy_ns = now;
-    else if (c->online_working)
-        c->online_busy_ns = online_idle_since(c, began, now);
     c->online_working = working;
-    c->preempting = working || (c->online_busy_ns && now < c->online_busy_ns + c->idle_release_ns);
     c->preempt_from_ns = !c->preempting ? 0 : c->preempt_from_ns ? c->preempt_from_ns : now;
 }
 
@@ -226,20 +226,22 @@ static void add_gate_bits(struct qp_card *c, const struct members m[2], uint64_t
         struct qp_tenant *t = &c->tenant[i];
         bool governed = !t->ungoverned && !c->ungoverned, online = class_of(t) == ONLINE;
         bool at_risk = online && !c->preempting && m[OFFLINE].n;
+        /* a pause inside a request is measured by the launch that ends it */
+        bool measured = online && c->online_delay_ns && m[OFFLINE].n;
         if (!t->live)
             continue;
         if (t->held)
             t->gate = QG_GATE_CLOSED | QG_GATE_WHY_MEMORY;
         else if (t->ungoverned)
             t->gate = 0;
-        else if (governed && t->suspended)
+        else if (governed && (t->suspended || t->late))
             t->gate = QG_GATE_CLOSED | QG_GATE_WHY_PREEMPTED;
         t->gate |= QG_GATE_TRACK | (governed ? QG_GATE_WINDOW : 0);
         t->until_ns = 0;
         if (!is_open(t))
             continue;
         bool idle = !t->runnable && !t->undrained;
-        if (notifies(c, i, at_risk, now))
+        if (notifies(c, i, at_risk || measured, now))
             t->gate |= QG_GATE_NOTIFY;
         else if (limit_holds(c, t))
             qp_budget_until(c, i, now);
@@ -279,11 +281,14 @@ static void set_wake(struct qp_card *c, const struct members m[2], uint64_t now)
 {
     bool offline = m[OFFLINE].registered > 0, shared = m[ONLINE].registered || m[OFFLINE].n > 1;
     uint64_t tick = shared ? QP_TICK_NS : QP_SOLO_TICK_NS, wake = QP_NEVER, sample = QP_NEVER;
-    uint64_t release = c->online_working ? max_u64(c->idle_release_ns, tick) : c->idle_release_ns;
+    uint64_t release = c->online_working ? max_u64(c->release_ns, tick) : c->release_ns;
+    uint64_t last = c->online_busy_ns + c->idle_release_ns;
     for (uint32_t i = 0; i < c->ntenants; i++)
         sample = min_u64(sample, sample_at(c, i, tick, now));
     if (offline && c->preempting)
         wake = min_u64(wake, c->online_busy_ns + release);
+    else if (offline && c->online_busy_ns && now < last)
+        wake = min_u64(wake, last); /* those that are late come */
     if (holding(c, &m[OFFLINE], now))
         wake = min_u64(wake, min_u64(now + QP_DRAIN_POLL_NS, c->preempt_from_ns + QP_HOLD_NS));
     if (offline && now < c->recovery_until_ns)
@@ -323,7 +328,8 @@ void qp_decide(struct qp_card *c, uint64_t now)
         qp_charge(c, k, &m[k], now);
         qp_budget_review(c, k, &m[k], now);
     }
-    note_inputs(c, now);
+    note_inputs(c, &m[OFFLINE], now);
+    gather(c, m); /* who is late changed */
     if (c->ungoverned) {
         open_all(c);
     } else {

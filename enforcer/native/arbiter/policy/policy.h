@@ -66,6 +66,17 @@
 /* ns: Online's second launch waits no longer for offline's work to leave the card. Evidence:
  * promise (docs/specs/scheduling.md). */
 #define QP_HOLD_NS (1 * QP_MS)
+/* times: Offline's coming before idle_release is worth this many times what online waits for it to
+ * leave. Evidence: simulator (docs/measurements/2026-11-29-gaps-simulated.md). */
+#define QP_ENTRY_COST 4u
+/* count: Starts of online that an offline tenant pays with for one late leave, per offline tenant:
+ * fewer than one start in a hundred is late. Evidence: promise (docs/specs/scheduling.md). */
+#define QP_LATE_COST 128u
+/* count: Gaps of online that are remembered; half of them are forgotten then. Evidence: simulator
+ * (docs/measurements/2026-11-29-gaps-simulated.md). */
+#define QP_GAPS_KEPT 128u
+/* count: Buckets of gaps, 64 us to 2 s. Evidence: bound. */
+#define QP_GAPS 16u
 /* count: Bins of the last second, and some to spare. Evidence: bound. */
 #define QP_BINS 256u
 
@@ -102,6 +113,13 @@ struct qp_tenant {
     /* online: latest possible end of its last work; QP_NEVER = it works, 0 = it never worked */
     uint64_t online_idle_since_ns;
     uint64_t service_ns; /* total charged (while its class is contended) */
+    /* offline, idle_release: auto */
+    uint32_t late;       /* 1: it waits for idle_release, as others need not */
+    uint32_t owed;       /* starts of online, for leaving late */
+    uint64_t leaving_ns; /* since when online wants the card that it is on; 0 = does not */
+    /* online, idle_release: auto: the gaps that began with the end of its work */
+    uint32_t gaps[QP_GAPS];   /* how many, by length */
+    uint32_t gap_us[QP_GAPS]; /* their sum */
 };
 
 struct qp_class {
@@ -132,6 +150,9 @@ struct qp_history {
 struct qp_card {
     /* input: settings */
     uint64_t idle_release_ns;
+    /* idle_release: auto. An offline tenant that leaves the card within it may come as soon as
+     * online's work is done (policy_release.c); 0 = all wait for idle_release_ns */
+    uint64_t online_delay_ns;
     uint64_t slice_ns;
     uint64_t recovery_until_ns; /* offline stays closed until then; 0 = no recovery */
     uint32_t ungoverned;        /* 1: all gates open */
@@ -141,6 +162,10 @@ struct qp_card {
     uint64_t preempt_from_ns; /* when online preempted; 0 = offline may run */
     uint64_t online_busy_ns;  /* latest possible end of online's work so far; 0 = never */
     uint32_t online_working;  /* online tenants that had work at the last decision */
+    int32_t fell_idle;        /* auto: the online tenant whose work ended last, or -1 */
+    uint64_t hold_ns;         /* auto: offline waits this long at least */
+    uint64_t release_ns;      /* the first offline tenant waits this long */
+    uint64_t leave_ns;        /* auto: mean time that offline took to leave; 0 = not known */
     struct qp_class cls[2];   /* [0] online, [1] offline */
     /* output */
     uint32_t preempting; /* 1: offline is closed for online */

@@ -55,7 +55,7 @@ static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t
 /* Must it not run here, whatever its class may do? */
 static inline bool is_barred(const struct qp_tenant *t)
 {
-    return t->suspended || t->held;
+    return t->suspended || t->held || t->late;
 }
 
 /* Does it compete for the card? */
@@ -68,6 +68,9 @@ static inline bool is_open(const struct qp_tenant *t)
 {
     return !(t->gate & QG_GATE_CLOSED);
 }
+
+/* policy_release.c: may offline run, and which of its tenants? Online works (or not) now. */
+void qp_release(struct qp_card *c, const struct members *offline, bool works, uint64_t now);
 
 /* policy_charge.c: which tenant used the card since the last decision */
 void qp_charge(struct qp_card *c, int k, const struct members *m, uint64_t now);

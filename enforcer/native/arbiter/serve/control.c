@@ -25,14 +25,16 @@ static bool policy_known(uint32_t p)
     return p >= QG_POLICY_FIRST && p <= QG_POLICY_LAST;
 }
 
-/* Bounds of the settings: those that gres/config/schema.py has for the same keys of qgpu.yaml. */
+/* Bounds of the settings: those that gres/config/schema.py has for the same keys of qgpu.yaml;
+ * online_delay is 0 as well, where idle_release is not auto. */
 static bool card_sane(const struct qg_ctl_card *m)
 {
     return qg_terminated(m->uuid, sizeof(m->uuid)) && m->uuid[0] && m->idle_release_ms <= 60000 &&
            m->window_us >= 50 && m->window_us <= 1000000 && m->slice_us >= 100 &&
            m->slice_us <= 1000000 && m->lease_ms >= 100 && m->lease_ms <= 600000 &&
            m->grace_ms <= 600000 && policy_known(m->policy_online) &&
-           policy_known(m->policy_offline) && !(m->flags & ~CARD_FLAGS);
+           policy_known(m->policy_offline) && !(m->flags & ~CARD_FLAGS) &&
+           m->online_delay_us <= 100000 && !m->reserved;
 }
 
 /* Ends the quantum in progress earlier where the slice was made shorter. */
@@ -53,6 +55,7 @@ static void card_apply(struct card *card, const struct qg_ctl_card *m, uint64_t 
     card->window_us = m->window_us;
     card->grace_ms = m->grace_ms;
     card->policy.idle_release_ns = m->idle_release_ms * QP_MS;
+    card->policy.online_delay_ns = m->online_delay_us * 1000ull;
     card->policy.slice_ns = m->slice_us * 1000ull;
     card->policy.cls[0].policy = m->policy_online;
     card->policy.cls[1].policy = m->policy_offline;
