@@ -89,7 +89,7 @@ SCENARIOS = {
     "harvest": Scenario(
         "offline uses 95 % of pauses, online's p99 grows by 8 %", harvest.figures, 79
     ),
-    "release": Scenario("online's p99 grows by 8 % with any idle_release", release.figures, 36),
+    "release": Scenario("online's p99 grows by 8 % with any idle_release", release.figures, 40),
     "giveaway": Scenario(
         "a neighbour uses 95 % of what a stalled tenant leaves", giveaway.figures, 51
     ),

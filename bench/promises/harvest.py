@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from bench.harness.figures import Figure
 from bench.harness.patterns import PATTERNS, REQUEST
@@ -41,6 +42,8 @@ class Outcome:
     harvest: float
     offline_share: float
     p99_ratio: float
+    card_use: float  # part of the time in which online or offline was on the card
+    mean_ratio: float
 
 
 def p99_ratio(scene: Scene, beside: int, alone: int) -> float:
@@ -58,13 +61,17 @@ def measure(
     pattern: Sequence[str],
     seconds: float,
     release_ms: int = RELEASE_MS,
+    online_delay_us: int = 0,
 ) -> Outcome:
-    """One run of a pattern beside an offline tenant, and of its twin."""
+    """One run of a pattern beside an offline tenant, and of its twin. With an online_delay it is
+    `idle_release: auto`.
+    """
     shared = online_job(*pattern, **REQUEST)
     single = online_job(*pattern, card=1, **REQUEST)
     (neighbour,) = offline_jobs(1, 200)
     actors = [shared, single, neighbour]
-    scene = calm_play(actors, seconds, cards=2, settings={"idle_release_ms": release_ms})
+    settings = {"idle_release_ms": release_ms, "online_delay_us": online_delay_us}
+    scene = calm_play(actors, seconds, cards=2, settings=settings)
     release = release_ms * ev.NS_PER_MS
     online = scene.bursts(ONLINE_JOB, max(release // 2, ev.NS_PER_MS))
     offline = scene.of(neighbour.job_id)
@@ -75,6 +82,8 @@ def measure(
         ev.harvest_ratio(online, offline, *span, release),
         ev.work_ns(offline, *span) / wall,
         p99_ratio(scene, ONLINE_JOB, single.job_id),
+        (ev.work_ns(scene.of(ONLINE_JOB), *span) + ev.work_ns(offline, *span)) / wall,
+        fmean(scene.latencies_us(ONLINE_JOB)) / fmean(scene.latencies_us(single.job_id)),
     )
 
 

@@ -131,20 +131,23 @@ def test_every_pattern_of_the_promise_is_run() -> None:
     assert set(harvest.QUICK_SECONDS) <= set(PATTERNS) and release.CHOSEN in PATTERNS
 
 
-def test_any_idle_release_is_judged_by_its_worst_and_what_offline_got_stands_beside_it() -> None:
-    outcomes = [harvest.Outcome(0.5, 0.9, 0.45, 1.02), harvest.Outcome(0.4, 0.9, 0.4, 1.09)]
-    figure = release.judged(outcomes, (0, 20), False)
-    assert (figure.value, figure.verdict, figure.runs) == (1.09, "short", 2)
-    assert "worst at 20 ms" in figure.spread and figure.detail["offline_percent_0"] == 45
+def outcomes() -> dict[str, harvest.Outcome]:
+    return {
+        "0 ms": harvest.Outcome(0.5, 0.9, 0.45, 1.02, 0.55, 1.01),
+        "auto": harvest.Outcome(0.4, 0.9, 0.4, 1.09, 0.89, 1.04),
+    }
+
+
+def test_any_idle_release_is_judged_by_its_worst_and_card_use_stands_beside_it() -> None:
+    worst, use = release.judged(outcomes(), False)
+    assert (worst.value, worst.verdict, worst.runs) == (1.09, "short", 2)
+    assert "worst at auto" in worst.spread and worst.detail["card_use_0 ms"] == 0.55
+    assert (use.value, use.verdict) == (0.89, "short")
 
 
 def test_the_plot_is_an_svg_and_the_same_each_time(tmp_path: Path) -> None:
-    outcomes = [
-        harvest.Outcome(0.5, 0.9, 0.45, 1.0),
-        harvest.Outcome(0.4, 0.9, 0.4, 0.9),
-    ]
     for name in ("one.svg", "two.svg"):
-        assert release.draw(outcomes, (0, 100), tmp_path / name)
+        assert release.draw(outcomes(), tmp_path / name)
     one = (tmp_path / "one.svg").read_text()
     assert "<svg" in one and one == (tmp_path / "two.svg").read_text()
 
@@ -162,6 +165,10 @@ def test_the_daemons_configuration_is_valid(tmp_path: Path) -> None:
         config.classes["offline"].policy == "fixed-share"
         and config.classes["online"].policy == "burst-share"
     )
+    assert (str(config.enforcer.idle_release), config.enforcer.online_delay.us) == ("100ms", 1000)
+    rig.settings["online_delay_us"] = 2000
+    config = parse_config(config_text(rig))
+    assert (config.enforcer.idle_release, config.enforcer.online_delay.us) == ("auto", 2000)
 
 
 def test_metrics_are_really_read_while_they_are_scraped() -> None:
