@@ -33,6 +33,7 @@ from bench.harness.node import Rig
 from bench.promises import (
     controls,
     day,
+    gaps,
     giveaway,
     hardware,
     harvest,
@@ -90,6 +91,9 @@ SCENARIOS = {
         "offline uses 95 % of pauses, online's p99 grows by 8 %", harvest.figures, 79
     ),
     "release": Scenario("online's p99 grows by 8 % with any idle_release", release.figures, 40),
+    "gaps": Scenario(
+        "offline fills online's gaps within online_delay", gaps.figures, 6, left_alone=True
+    ),
     "giveaway": Scenario(
         "a neighbour uses 95 % of what a stalled tenant leaves", giveaway.figures, 51
     ),
