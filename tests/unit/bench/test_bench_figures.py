@@ -95,8 +95,8 @@ def test_bursts_begin_with_the_programs_own_calls_and_whole_ones_lie_inside() ->
 
 def test_harvest_is_judged_where_policy_allows_something() -> None:
     found = {
-        "a": harvest.Outcome(0.5, 0.96, 0.49, 1.04),
-        "b": harvest.Outcome(0.01, 0.2, 0.002, 1.1),
+        "a": harvest.Outcome(0.5, 0.96, 0.49, 1.04, 0.5, 1.0),
+        "b": harvest.Outcome(0.01, 0.2, 0.002, 1.1, 0.5, 1.0),
     }
     ratio, p99 = harvest.judged(found)
     assert ratio.detail == {"a": 0.96} and ratio.verdict == "ok"
