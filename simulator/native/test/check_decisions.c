@@ -70,7 +70,9 @@ static bool online_busy(const struct qp_card *c, uint64_t now)
         if (t->live && t->preempts && t->job_class == QG_CLASS_ONLINE)
             return true;
     }
-    return c->online_busy_ns && now < c->online_busy_ns + c->idle_release_ns;
+    /* under `auto` the hold, which may be 0 */
+    uint64_t release = c->online_delay_ns ? c->release_ns : c->idle_release_ns;
+    return c->online_busy_ns && now < c->online_busy_ns + release;
 }
 
 /* Offline never runs beside online, and where members compete one gate at most is open. */
