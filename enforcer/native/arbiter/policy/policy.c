@@ -288,7 +288,7 @@ static void set_wake(struct qp_card *c, const struct members m[2], uint64_t now)
     if (offline && c->preempting)
         wake = min_u64(wake, c->online_busy_ns + release);
     else if (offline && c->online_busy_ns && now < last)
-        wake = min_u64(wake, last); /* those that are late come */
+        wake = min_u64(wake, last); /* opens the gates of late tenants */
     if (holding(c, &m[OFFLINE], now))
         wake = min_u64(wake, min_u64(now + QP_DRAIN_POLL_NS, c->preempt_from_ns + QP_HOLD_NS));
     if (offline && now < c->recovery_until_ns)
@@ -329,7 +329,7 @@ void qp_decide(struct qp_card *c, uint64_t now)
         qp_budget_review(c, k, &m[k], now);
     }
     note_inputs(c, &m[OFFLINE], now);
-    gather(c, m); /* who is late changed */
+    gather(c, m); /* again, because `late` changed */
     if (c->ungoverned) {
         open_all(c);
     } else {
