@@ -239,3 +239,29 @@ def test_no_turns_where_the_hardware_keeps_the_shares() -> None:
     card.raw.cls[1].policy = abi.POLICY_FIXED_SHARE
     card.at(1 * MS)
     assert len(card.open()) == 1, "a limit is kept by quanta all the same"
+
+
+@pytest.mark.parametrize("interval_ns", [1 * MS, 3 * MS, 30 * MS])
+@pytest.mark.parametrize("shares", [(50, 50, 50), (60, 30, 10)])
+def test_online_that_interrupts_each_quantum_starves_nobody(
+    interval_ns: int, shares: tuple[int, ...]
+) -> None:
+    """Online may come back before any quantum ends."""
+    card = Card((ONLINE, 20), *((OFFLINE, share) for share in shares))
+    card.raw.idle_release_ns = 0
+    card.at(0)
+    card.want(1, 2, 3)
+    for _ in range(4_000 * MS // interval_ns):
+        card[0].runnable = 1
+        card.at(500 * US)
+        card[0].runnable = 0
+        card.at(0)
+        for _ in range(interval_ns // (500 * US)):
+            for i in (1, 2, 3):
+                card[i].undrained = int(i in card.open())
+            card.at(500 * US)
+        for i in (1, 2, 3):
+            card[i].undrained = 0
+    used = [card[i].service_ns for i in (1, 2, 3)]
+    part = [ns / sum(used) - share / sum(shares) for ns, share in zip(used, shares, strict=True)]
+    assert max(map(abs, part)) < 0.05, used

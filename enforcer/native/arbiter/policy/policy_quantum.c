@@ -68,12 +68,21 @@ static uint64_t pause_ends_at(const struct qp_class *s, const struct qp_tenant *
     return max_u64(cur->idle_since_ns, s->opened_ns) + QP_PAUSE_NS;
 }
 
+/* Online interrupts quanta. If each went on as a new one afterwards, with online coming back sooner
+ * than it ends, the others would never run. */
+static bool loses_after_online(const struct qp_card *c, int k, const struct members *m)
+{
+    const struct qp_class *s = &c->cls[k];
+    int32_t other = qp_select_next(c, k, m, s->current);
+    return !s->resumed && other >= 0 && !goes_first(s, &c->tenant[s->current], &c->tenant[other]);
+}
+
 /* Does the current tenant have to give the card to another one now? */
 static bool quantum_over(const struct qp_card *c, int k, const struct members *m, uint64_t now)
 {
     const struct qp_class *s = &c->cls[k];
     const struct qp_tenant *cur = &c->tenant[s->current];
-    if (is_barred(cur) || cur->out_of_budget)
+    if (is_barred(cur) || cur->out_of_budget || loses_after_online(c, k, m))
         return true;
     int32_t other = qp_select_next(c, k, m, s->current);
     if (other < 0)
