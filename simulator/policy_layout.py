@@ -33,7 +33,15 @@ ENTRY_COST = 4
 LATE_COST = 128
 GAPS_KEPT = 128
 GAPS = 16
+WAY_NS = 128_000_000
+WAY_REST_LEAST_NS = 1_000_000_000
+WAY_REST_NS = 16_000_000_000
 BINS = 256
+
+# enum qp_trial
+TRY_NONE = 0
+TRY_QUANTA = 1
+TRY_OPEN = 2
 
 
 class QpTenant(ctypes.Structure):
@@ -52,6 +60,7 @@ class QpTenant(ctypes.Structure):
         ("preempts", c_uint32),
         ("used_from_ns", c_uint64),
         ("reported_end_ns", c_uint64),
+        ("launches", c_uint64),
         ("gate", c_uint32),
         ("until_ns", c_uint64),
         ("was_runnable", c_uint32),
@@ -66,6 +75,9 @@ class QpTenant(ctypes.Structure):
         ("late", c_uint32),
         ("owed", c_uint32),
         ("leaving_ns", c_uint64),
+        ("compared", c_uint32),
+        ("launches_before", c_uint64),
+        ("quanta_launches", c_uint64),
         ("gaps", c_uint32 * 16),
         ("gap_us", c_uint32 * 16),
     ]
@@ -88,6 +100,15 @@ class QpClass(ctypes.Structure):
         ("use_from_ns", c_uint64),
         ("charged_until_ns", c_uint64),
         ("drain_from_ns", c_uint64),
+        ("open", c_uint32),
+        ("trial", c_uint32),
+        ("members", c_uint32),
+        ("reserved", c_uint32),
+        ("trial_from_ns", c_uint64),
+        ("trial_due_ns", c_uint64),
+        ("rest_ns", c_uint64),
+        ("unused_ns", c_uint64),
+        ("quanta_ns", c_uint64),
     ]
 
 

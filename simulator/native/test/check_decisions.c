@@ -75,7 +75,8 @@ static bool online_busy(const struct qp_card *c, uint64_t now)
     return c->online_busy_ns && now < c->online_busy_ns + release;
 }
 
-/* Offline never runs beside online, and where members compete one gate at most is open. */
+/* Offline never runs beside online, and where members compete one gate at most is open,
+ * unless open gates were measured to be better. */
 static void check_gates(const struct qp_card *c, uint64_t now)
 {
     struct count online = count(c, QG_CLASS_ONLINE), offline = count(c, QG_CLASS_OFFLINE);
@@ -84,7 +85,9 @@ static void check_gates(const struct qp_card *c, uint64_t now)
     for (int k = 0; k < 2; k++) {
         bool strict = k == 1 && online.members;
         bool compete = of[k]->governed > 1 && (strict || of[k]->runnable > 1);
-        if (compete || c->cls[k].policy == QG_POLICY_FIXED_SHARE)
+        rule(!c->cls[k].open || (!strict && c->cls[k].policy != QG_POLICY_FIXED_SHARE),
+             "a limited class has all gates open", now);
+        if ((compete && !c->cls[k].open) || c->cls[k].policy == QG_POLICY_FIXED_SHARE)
             rule(of[k]->open <= 1, "two gates of one class are open", now);
     }
 }

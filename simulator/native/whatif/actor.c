@@ -415,6 +415,7 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
     t->job_class = a->job_class;
     t->share = a->share;
     t->ungoverned = a->ungoverned;
+    t->launches = a->kernels;
     bool flying = on_card(a->state) || a->state == ST_COPYING,
          standing = a->state == ST_STANDING || a->state == ST_WAKING;
     if (flying)

@@ -79,6 +79,9 @@ void progress(struct world *w, struct machine *m, struct actor *a, uint64_t ran)
     if (a->state == ST_DRAINING)
         a->flight_ns -= ran;
     a->busy_ns += ran;
+    a->kernel_part_ns += ran;
+    a->kernels += a->kernel_part_ns / a->length_ns;
+    a->kernel_part_ns %= a->length_ns;
     a->step_busy_ns += ran;
     a->progress_ns = m->now;
     m->busy_ns += ran;

@@ -102,6 +102,7 @@ struct actor {
      * a program that waits for each kernel */
     uint64_t alone_ns, ahead_ns;
     uint64_t length_ns;  /* of the kernels of this run */
+    uint64_t kernels, kernel_part_ns; /* that ran so far, and a part of one */
     uint64_t run_ns;     /* left of this run of equal kernels */
     uint64_t flight_ns;  /* in flight behind a closed gate */
     uint64_t timer_ns;   /* wake-up or end of thinking */

@@ -43,6 +43,7 @@ void sample_classify(struct tenant *t, uint64_t now)
     q->live = t->nprocs > 0 && !t->id.revoked;
     q->job_class = t->id.job_class;
     q->share = t->id.share;
+    q->launches = t->usage.launches;
     bool works = (fenced && !t->sample.stuck) || unfenced || t->sample.launched || t->sample.frozen;
     q->runnable = t->nprocs && (works || t->sample.at_gate);
     bool doubted = !works && t->sample.discredit_ns, hung = fenced && t->sample.stuck;

@@ -138,7 +138,7 @@ static bool contended(const struct qp_card *c, int k, const struct members m[2],
     uint32_t competing = 0;
     if (is_fixed_share(s))
         return m[k].n > 0; /* it limits a tenant that is alone, too */
-    if (s->sliced || m[k].may_run < 2)
+    if (s->sliced || s->open || m[k].may_run < 2)
         return false;
     if (k == OFFLINE && m[ONLINE].registered)
         return true; /* the window of the one open gate bounds what online waits for */
@@ -166,6 +166,8 @@ static bool holding(const struct qp_card *c, const struct members *offline, uint
 static void arbitrate(struct qp_card *c, int k, const struct members m[2], uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
+    bool bounded = k == OFFLINE && m[ONLINE].registered;
+    qp_choose_way(c, k, &m[k], !is_fixed_share(s) && !s->sliced && !bounded && m[k].n > 1, now);
     bool one_only = contended(c, k, m, now);
     int32_t open = one_only ? qp_choose_open(c, k, &m[k], now) : -1;
     if (!one_only) {
@@ -298,6 +300,7 @@ static void set_wake(struct qp_card *c, const struct members m[2], uint64_t now)
             continue;
         wake = min_u64(wake, qp_quantum_wake(c, k, &m[k], now));
         wake = min_u64(wake, gap_ends_at(c, k, &m[k], now));
+        wake = min_u64(wake, qp_way_wake(c, k));
     }
     c->due_ns = wake;
     wake = min_u64(wake, sample);

@@ -77,6 +77,15 @@
 #define QP_GAPS_KEPT 128u
 /* count: Buckets of gaps, 64 us to 2 s. Evidence: bound. */
 #define QP_GAPS 16u
+/* ns: Quanta and open gates are compared over this time each. Evidence: simulator
+ * (docs/measurements/2026-11-29-gain-simulated.md). */
+#define QP_WAY_NS (128 * QP_MS)
+/* ns: The first comparison of new members holds this long, and each one twice as long as the last.
+ * Evidence: simulator (docs/measurements/2026-11-29-gain-simulated.md). */
+#define QP_WAY_REST_LEAST_NS (1000 * QP_MS)
+/* ns: No comparison holds for longer, as programs change. Evidence: simulator
+ * (docs/measurements/2026-11-29-gain-simulated.md). */
+#define QP_WAY_REST_NS (16000 * QP_MS)
 /* count: Bins of the last second, and some to spare. Evidence: bound. */
 #define QP_BINS 256u
 
@@ -99,6 +108,7 @@ struct qp_tenant {
     uint64_t used_from_ns;
     /* end of its last work as its shims reported it, if no sample found work since; else 0 */
     uint64_t reported_end_ns;
+    uint64_t launches; /* all launches that its shims reported */
     /* output */
     uint32_t gate;     /* gate word */
     uint64_t until_ns; /* an open gate counts as closed after it; 0 = no such time */
@@ -117,10 +127,17 @@ struct qp_tenant {
     uint32_t late;       /* 1: it waits for idle_release, as others need not */
     uint32_t owed;       /* starts of online, for leaving late */
     uint64_t leaving_ns; /* since when online wants the card that it is on; 0 = does not */
+    /* which way the class takes (policy_way.c) */
+    uint32_t compared;        /* 1: it was a member at the last decision */
+    uint64_t launches_before; /* when the trial began */
+    uint64_t quanta_launches; /* in quanta_ns */
     /* online, idle_release: auto: the gaps that began with the end of its work */
     uint32_t gaps[QP_GAPS];   /* how many, by length */
     uint32_t gap_us[QP_GAPS]; /* their sum */
 };
+
+/* What is tried just now. */
+enum qp_trial { QP_TRY_NONE = 0, QP_TRY_QUANTA, QP_TRY_OPEN };
 
 struct qp_class {
     /* input */
@@ -138,6 +155,16 @@ struct qp_class {
     uint64_t use_from_ns;      /* begin of its use of the quantum, 0 = not known yet */
     uint64_t charged_until_ns; /* time before this has been charged */
     uint64_t drain_from_ns;    /* when the draining tenant's gate was closed */
+    /* which way it takes (policy_way.c) */
+    uint32_t open;          /* 1: all gates are open */
+    uint32_t trial;         /* enum qp_trial */
+    uint32_t members;       /* at the last decision */
+    uint32_t reserved;
+    uint64_t trial_from_ns; /* since when launches are counted */
+    uint64_t trial_due_ns;  /* when that is looked at next */
+    uint64_t rest_ns;       /* for how long the next comparison will hold */
+    uint64_t unused_ns;     /* of the quanta of this trial, while others waited */
+    uint64_t quanta_ns;     /* for which quanta_launches of the members were counted */
 };
 
 /* fixed-share: use in the last second. */

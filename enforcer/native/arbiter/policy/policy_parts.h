@@ -81,6 +81,10 @@ int32_t qp_select_next(const struct qp_card *c, int k, const struct members *m, 
 uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint64_t now);
 void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 
+/* policy_way.c: quanta, or all gates open */
+void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool may_open, uint64_t now);
+uint64_t qp_way_wake(const struct qp_card *c, int k);
+
 /* policy_budget.c: fixed-share */
 void qp_budget_charge(struct qp_card *c, uint32_t i, uint64_t now, uint64_t passed, uint64_t used);
 void qp_budget_review(struct qp_card *c, int k, const struct members *m, uint64_t now);
