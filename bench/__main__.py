@@ -33,6 +33,7 @@ from bench.harness.node import Rig
 from bench.promises import (
     controls,
     day,
+    gain,
     gaps,
     giveaway,
     hardware,
@@ -94,6 +95,7 @@ SCENARIOS = {
     "gaps": Scenario(
         "offline fills online's gaps within online_delay", gaps.figures, 6, left_alone=True
     ),
+    "gain": Scenario("sharing is no worse than the better simple way", gain.figures, 4),
     "giveaway": Scenario(
         "a neighbour uses 95 % of what a stalled tenant leaves", giveaway.figures, 51
     ),
