@@ -33,6 +33,8 @@ from bench.harness.node import Rig
 from bench.promises import (
     controls,
     day,
+    gain,
+    gain_torch,
     gaps,
     giveaway,
     hardware,
@@ -94,6 +96,9 @@ SCENARIOS = {
     "gaps": Scenario(
         "offline fills online's gaps within online_delay", gaps.figures, 6, left_alone=True
     ),
+    "gain": Scenario(
+        "sharing is no worse than the better simple way", gain.figures, 60, left_alone=True
+    ),
     "giveaway": Scenario(
         "a neighbour uses 95 % of what a stalled tenant leaves", giveaway.figures, 51
     ),
@@ -111,6 +116,9 @@ def arbiter_policy() -> str:
 
 ON_DEMAND = {
     "worlds-real": Scenario("the engine of the worlds tells the truth", real.figures, 720),
+    "gain-torch": Scenario(
+        "two trainings that pause gain by sharing", gain_torch.figures, 120, left_alone=True
+    ),
 }
 
 
