@@ -34,14 +34,14 @@ LATE_COST = 128
 GAPS_KEPT = 128
 GAPS = 16
 WAY_NS = 128_000_000
-WAY_REST_LEAST_NS = 1_000_000_000
+WAY_REST_LEAST_NS = 2_000_000_000
 WAY_REST_NS = 16_000_000_000
 BINS = 256
 
-# enum qp_trial
-TRY_NONE = 0
-TRY_QUANTA = 1
-TRY_OPEN = 2
+# enum qp_way
+WAY_QUANTA = 0
+WAY_LEND = 1
+WAY_OPEN = 2
 
 
 class QpTenant(ctypes.Structure):
@@ -66,10 +66,12 @@ class QpTenant(ctypes.Structure):
         ("was_runnable", c_uint32),
         ("was_undrained", c_uint32),
         ("backlogged", c_uint32),
+        ("returned", c_uint32),
         ("out_of_budget", c_uint32),
         ("deficit_ns", c_int64),
         ("budget_ns", c_int64),
         ("idle_since_ns", c_uint64),
+        ("pause_ns", c_uint64),
         ("online_idle_since_ns", c_uint64),
         ("service_ns", c_uint64),
         ("late", c_uint32),
@@ -77,7 +79,10 @@ class QpTenant(ctypes.Structure):
         ("leaving_ns", c_uint64),
         ("compared", c_uint32),
         ("launches_before", c_uint64),
+        ("service_before_ns", c_uint64),
         ("quanta_launches", c_uint64),
+        ("quanta_service_ns", c_uint64),
+        ("best_launches", c_uint64),
         ("gaps", c_uint32 * 16),
         ("gap_us", c_uint32 * 16),
     ]
@@ -99,16 +104,18 @@ class QpClass(ctypes.Structure):
         ("opened_ns", c_uint64),
         ("use_from_ns", c_uint64),
         ("charged_until_ns", c_uint64),
+        ("began_deficit_ns", c_int64),
+        ("began_weight", c_int64),
         ("drain_from_ns", c_uint64),
-        ("open", c_uint32),
+        ("way", c_uint32),
         ("trial", c_uint32),
+        ("best", c_uint32),
         ("members", c_uint32),
-        ("reserved", c_uint32),
         ("trial_from_ns", c_uint64),
-        ("trial_due_ns", c_uint64),
+        ("look_ns", c_uint64),
         ("rest_ns", c_uint64),
         ("unused_ns", c_uint64),
-        ("quanta_ns", c_uint64),
+        ("best_ns", c_uint64),
     ]
 
 

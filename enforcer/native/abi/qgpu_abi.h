@@ -105,7 +105,10 @@ struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
 #define QG_GATE_WINDOW 0x8u /* bound the estimated in-flight work to window_us */
 /* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
  * the bit is gone: what offline has on the card ends first. A shim may ignore it */
-#define QG_GATE_HOLD          0x10u
+#define QG_GATE_HOLD 0x10u
+/* others wait for this tenant's quantum: ring when a call returns that waited for its last work. A
+ * shim may ignore it */
+#define QG_GATE_IDLE          0x20u
 #define QG_GATE_WHY_MASK      0xf00u
 #define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
 #define QG_GATE_WHY_SHARE     0x200u /* another member has the quantum, or the share is used up */

@@ -85,9 +85,9 @@ static void check_gates(const struct qp_card *c, uint64_t now)
     for (int k = 0; k < 2; k++) {
         bool strict = k == 1 && online.members;
         bool compete = of[k]->governed > 1 && (strict || of[k]->runnable > 1);
-        rule(!c->cls[k].open || (!strict && c->cls[k].policy != QG_POLICY_FIXED_SHARE),
+        rule(c->cls[k].way != QP_WAY_OPEN || (!strict && c->cls[k].policy != QG_POLICY_FIXED_SHARE),
              "a limited class has all gates open", now);
-        if ((compete && !c->cls[k].open) || c->cls[k].policy == QG_POLICY_FIXED_SHARE)
+        if ((compete && c->cls[k].way != QP_WAY_OPEN) || c->cls[k].policy == QG_POLICY_FIXED_SHARE)
             rule(of[k]->open <= 1, "two gates of one class are open", now);
     }
 }

@@ -161,7 +161,7 @@ static uint64_t window_of(const struct machine *m, const struct actor *a)
     }
     bool lone = online ? onlines <= 1 : live <= 1;
     uint64_t wide = 1000ull * (lone ? QP_LONE_WINDOW_US : QP_SHARED_WINDOW_US);
-    if (m->policy[!online] == QG_POLICY_FIXED_SHARE || (!online && onlines) || m->window_ns > wide)
+    if (m->policy[!online] == QG_POLICY_FIXED_SHARE || m->policy_card->cls[!online].way == QP_WAY_LEND || (!online && onlines) || m->window_ns > wide)
         return m->window_ns;
     return wide;
 }
@@ -249,6 +249,8 @@ static void think(struct world *w, struct machine *m, struct actor *a)
     }
     a->timer_ns = m->now + gap;
     actor_enter(w, m, a, ST_THINKING);
+    if (a->gate & QG_GATE_IDLE)
+        ring(m);
 }
 
 /* How far its program ran ahead while this run waited for the card at an open gate. */

@@ -263,6 +263,8 @@ struct card {
     bool lone;
     /* No second online tenant lives here or is expected. So none waits for an online drain. */
     bool lone_online;
+    /* Pauses of this class are lent to others, so little may be in flight when a tenant is back. */
+    bool lends[2];
     bool barrier; /* a gate that was open has just begun to ask for rings */
     bool wants;   /* atomic: what some process wants was not told yet (tenant/wants.c) */
     bool waits;   /* allocations of jobs that come wait where the driver refuses; main thread */

@@ -12,7 +12,8 @@
  * to wait, and for online tenants themselves: kernels of a millisecond then queue up, and a late
  * wake-up of the program leaves no gap on the card. It is widest for a tenant alone on its card, or
  * an online tenant without online peers. It is narrow under fixed-share, as what is unfinished when
- * a budget ends comes on top of the share. */
+ * a budget ends comes on top of the share, and where pauses are lent, as the tenant that is back
+ * waits for it. */
 uint32_t sample_window(const struct tenant *t)
 {
     const struct card *card = t->card;
@@ -20,7 +21,8 @@ uint32_t sample_window(const struct tenant *t)
          fixed = card->policy.cls[!online].policy == QG_POLICY_FIXED_SHARE;
     bool lone = online ? card->lone_online : card->lone;
     uint32_t window = card->window_us, wide = lone ? QP_LONE_WINDOW_US : QP_SHARED_WINDOW_US;
-    if ((online || !card->awaits_online || lone) && window < wide)
+    bool lends = card->lends[!online] && !lone;
+    if ((online || !card->awaits_online || lone) && !lends && window < wide)
         window = wide;
     if (fixed && window > QP_FIXED_WINDOW_US)
         window = QP_FIXED_WINDOW_US;
@@ -51,7 +53,13 @@ void sample_review_windows(struct card *card)
     }
     bool lone = live <= 1 && !expected, awaits = online || expected,
          lone_online = online + expected <= 1;
-    if (lone == card->lone && awaits == card->awaits_online && lone_online == card->lone_online)
+    bool same = lone == card->lone && awaits == card->awaits_online;
+    for (int k = 0; k < 2; k++) {
+        bool lends = card->policy.cls[k].way == QP_WAY_LEND;
+        same &= lends == card->lends[k];
+        card->lends[k] = lends;
+    }
+    if (same && lone_online == card->lone_online)
         return;
     card->lone = lone;
     card->lone_online = lone_online;

@@ -100,6 +100,14 @@ static uint64_t online_idle_since(const struct qp_card *c, uint32_t began, uint6
     return latest;
 }
 
+/* Notes a pause that ended. */
+static void note_pause(struct qp_tenant *t, uint64_t now)
+{
+    uint64_t pause = min_u64(now - t->idle_since_ns, QP_GAP_NS);
+    t->pause_ns = t->pause_ns - t->pause_ns / 8 + pause / 8;
+    t->returned = 1;
+}
+
 /* Notes for each tenant whether it has work, and since when offline may not run. */
 static void note_inputs(struct qp_card *c, const struct members *offline, uint64_t now)
 {
@@ -110,7 +118,9 @@ static void note_inputs(struct qp_card *c, const struct members *offline, uint64
             continue;
         bool runnable = t->runnable && !t->held;
         if (!runnable)
-            t->backlogged = 0;
+            t->backlogged = t->returned = 0;
+        else if (t->idle_since_ns)
+            note_pause(t, now);
         t->idle_since_ns = runnable ? 0 : t->idle_since_ns ? t->idle_since_ns : now;
         bool works = t->preempts && !t->held && class_of(t) == ONLINE;
         working += works;
@@ -138,7 +148,7 @@ static bool contended(const struct qp_card *c, int k, const struct members m[2],
     uint32_t competing = 0;
     if (is_fixed_share(s))
         return m[k].n > 0; /* it limits a tenant that is alone, too */
-    if (s->sliced || s->open || m[k].may_run < 2)
+    if (s->sliced || s->way == QP_WAY_OPEN || m[k].may_run < 2)
         return false;
     if (k == OFFLINE && m[ONLINE].registered)
         return true; /* the window of the one open gate bounds what online waits for */
@@ -218,6 +228,15 @@ static bool notifies(const struct qp_card *c, uint32_t i, bool at_risk, uint64_t
     return at_risk || limit_holds(c, t) || now - t->idle_since_ns >= QP_GAP_NS;
 }
 
+/* Does the end of its work ring? Others wait for the pauses of its quantum. */
+static bool rings_when_idle(const struct qp_card *c, uint32_t i, const struct members m[2])
+{
+    int k = class_of(&c->tenant[i]);
+    const struct qp_class *s = &c->cls[k];
+    return s->contended && s->current == (int32_t)i && lends_at_once(s, &c->tenant[i]) &&
+           qp_select_next(c, k, &m[k], (int32_t)i) >= 0;
+}
+
 /* Adds the bits beside CLOSED. WINDOW: always for governed tenants. A lone tenant's window is wide,
  * but without one a newcomer would wait for a thousand queued kernels. HOLD: online's second launch
  * waits until offline's work has left the card. */
@@ -243,6 +262,8 @@ static void add_gate_bits(struct qp_card *c, const struct members m[2], uint64_t
         if (!is_open(t))
             continue;
         bool idle = !t->runnable && !t->undrained;
+        if (rings_when_idle(c, i, m))
+            t->gate |= QG_GATE_IDLE;
         if (notifies(c, i, at_risk || measured, now))
             t->gate |= QG_GATE_NOTIFY;
         else if (limit_holds(c, t))

@@ -82,7 +82,7 @@
 #define QP_WAY_NS (128 * QP_MS)
 /* ns: The first comparison of new members holds this long, and each one twice as long as the last.
  * Evidence: simulator (docs/measurements/2026-11-29-gain-simulated.md). */
-#define QP_WAY_REST_LEAST_NS (1000 * QP_MS)
+#define QP_WAY_REST_LEAST_NS (2000 * QP_MS)
 /* ns: No comparison holds for longer, as programs change. Evidence: simulator
  * (docs/measurements/2026-11-29-gain-simulated.md). */
 #define QP_WAY_REST_NS (16000 * QP_MS)
@@ -116,10 +116,12 @@ struct qp_tenant {
     uint32_t was_runnable;  /* runnable, and neither suspended nor held, at the last decision */
     uint32_t was_undrained; /* undrained at the last decision */
     uint32_t backlogged;    /* 1: it used its last quantum up, and was runnable ever since */
+    uint32_t returned;      /* 1: it has work again after a pause, and had no quantum since */
     uint32_t out_of_budget; /* 1: fixed-share: its gate is closed until enough tokens are saved */
     int64_t deficit_ns;     /* > 0: got less than its part */
     int64_t budget_ns;      /* fixed-share: tokens, what it may use now */
     uint64_t idle_since_ns; /* first sample that found it not runnable; 0 = it is runnable */
+    uint64_t pause_ns;      /* mean of its last pauses, each counted as QP_GAP_NS at most */
     /* online: latest possible end of its last work; QP_NEVER = it works, 0 = it never worked */
     uint64_t online_idle_since_ns;
     uint64_t service_ns; /* total charged (while its class is contended) */
@@ -127,17 +129,22 @@ struct qp_tenant {
     uint32_t late;       /* 1: it waits for idle_release, as others need not */
     uint32_t owed;       /* starts of online, for leaving late */
     uint64_t leaving_ns; /* since when online wants the card that it is on; 0 = does not */
-    /* which way the class takes (policy_way.c) */
-    uint32_t compared;        /* 1: it was a member at the last decision */
-    uint64_t launches_before; /* when the trial began */
-    uint64_t quanta_launches; /* in quanta_ns */
+    /* policy_way.c */
+    uint32_t compared;                           /* 1: it was a member at the last decision */
+    uint64_t launches_before, service_before_ns; /* when the trial began */
+    uint64_t quanta_launches, quanta_service_ns; /* when quanta were measured last */
+    uint64_t best_launches;                      /* in the best_ns of its class */
     /* online, idle_release: auto: the gaps that began with the end of its work */
     uint32_t gaps[QP_GAPS];   /* how many, by length */
     uint32_t gap_us[QP_GAPS]; /* their sum */
 };
 
-/* What is tried just now. */
-enum qp_trial { QP_TRY_NONE = 0, QP_TRY_QUANTA, QP_TRY_OPEN };
+/* How a class shares the card while several members compete (policy_way.c). */
+enum qp_way {
+    QP_WAY_QUANTA = 0, /* one gate open at a time, by weight */
+    QP_WAY_LEND,       /* the same, and a pause ends the quantum at once */
+    QP_WAY_OPEN,       /* all gates open */
+};
 
 struct qp_class {
     /* input */
@@ -154,17 +161,19 @@ struct qp_class {
     uint64_t opened_ns;        /* when the current tenant's gate was opened */
     uint64_t use_from_ns;      /* begin of its use of the quantum, 0 = not known yet */
     uint64_t charged_until_ns; /* time before this has been charged */
+    int64_t began_deficit_ns;  /* of the current tenant, when its quantum began, and its weight */
+    int64_t began_weight;
     uint64_t drain_from_ns;    /* when the draining tenant's gate was closed */
-    /* which way it takes (policy_way.c) */
-    uint32_t open;          /* 1: all gates are open */
-    uint32_t trial;         /* enum qp_trial */
+    /* policy_way.c */
+    uint32_t way;           /* enum qp_way: taken now, to try it or as the best one */
+    uint32_t trial;         /* 1: it is only tried, and its launches are counted */
+    uint32_t best;          /* enum qp_way: of those tried so far */
     uint32_t members;       /* at the last decision */
-    uint32_t reserved;
     uint64_t trial_from_ns; /* since when launches are counted */
-    uint64_t trial_due_ns;  /* when that is looked at next */
-    uint64_t rest_ns;       /* for how long the next comparison will hold */
+    uint64_t look_ns;       /* when the counts are looked at, or the next comparison begins */
+    uint64_t rest_ns;       /* for how long the next result holds */
     uint64_t unused_ns;     /* of the quanta of this trial, while others waited */
-    uint64_t quanta_ns;     /* for which quanta_launches of the members were counted */
+    uint64_t best_ns;       /* time in which best_launches of the members were counted */
 };
 
 /* fixed-share: use in the last second. */

@@ -105,21 +105,28 @@ static void settle_outside_quantum(struct qp_tenant *t, int64_t more)
 }
 
 /* A member that neither used the card nor was runnable loses its credit after a gap, and works its
- * debt off. */
-static void settle_idle(struct qp_tenant *t, int64_t part, uint64_t now)
+ * debt off. While others take quanta, its place is at best beside the one whose quantum it is: so
+ * whoever comes back from a pause is next, and cannot save credit for more than that. */
+static void settle_idle(struct qp_tenant *t, int64_t part, int64_t best, uint64_t now)
 {
     bool gap = !t->idle_since_ns || now - t->idle_since_ns < QP_GAP_NS;
-    if (t->deficit_ns < 0)
-        t->deficit_ns = t->deficit_ns + part > 0 ? 0 : t->deficit_ns + part;
+    if (t->deficit_ns < best)
+        t->deficit_ns = t->deficit_ns + part > best ? best : t->deficit_ns + part;
     else if (!gap)
-        t->deficit_ns = 0;
+        t->deficit_ns = best;
+}
+
+/* The credit that puts a member beside the one whose quantum it is, as that stood when it began. */
+static int64_t place_beside(const struct qp_class *s, const struct qp_tenant *t)
+{
+    return lends(s) && s->began_weight ? s->began_deficit_ns * weight(s, t) / s->began_weight : 0;
 }
 
 /* Where a member has more credit (sign 1) or debt (-1) than the bound, the deficits of all are
  * moved back by weight, so the order of the quanta stays. They may rise or fall together, since
  * idle members and work outside a quantum are settled without a debit or credit of the others.
  * Debt for work outside a quantum does not move the others, as the report of it may be false. */
-static void bound(struct qp_card *c, const struct qp_class *s, const struct members *m, int sign)
+static void bound(struct qp_card *c, struct qp_class *s, const struct members *m, int sign)
 {
     int64_t beyond = 0, of = 1;
     for (uint32_t j = 0; j < m->n; j++) {
@@ -134,13 +141,15 @@ static void bound(struct qp_card *c, const struct qp_class *s, const struct memb
         struct qp_tenant *t = &c->tenant[m->at[j]];
         t->deficit_ns -= sign * (beyond * weight(s, t) + of - 1) / of;
     }
+    if (beyond)
+        s->began_deficit_ns -= sign * (beyond * s->began_weight + of - 1) / of;
 }
 
 /* Each member that took part is credited its weighted part of their use, and debited its own. */
 static void settle(struct qp_card *c, int k, const struct members *m, const uint64_t used[],
                    uint64_t now)
 {
-    const struct qp_class *s = &c->cls[k];
+    struct qp_class *s = &c->cls[k];
     int64_t dt = (int64_t)min_u64(now - c->last_ns, QP_DEFICIT_MAX_NS), total = 0, sum = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
@@ -157,7 +166,7 @@ static void settle(struct qp_card *c, int k, const struct members *m, const uint
         else if (used[j] || t->was_runnable)
             t->deficit_ns += clamp(part - own);
         else
-            settle_idle(t, dt * w / (sum + w), now);
+            settle_idle(t, dt * w / (sum + w), place_beside(s, t), now);
     }
     bound(c, s, m, 1);
     bound(c, s, m, -1);
@@ -179,7 +188,7 @@ void qp_charge(struct qp_card *c, int k, const struct members *m, uint64_t now)
         if (is_fixed_share(s))
             qp_budget_charge(c, m->at[j], now, passed, used[j]);
         if (!s->contended)
-            settle_idle(&c->tenant[m->at[j]], (int64_t)min_u64(passed, QP_DEFICIT_MAX_NS), now);
+            settle_idle(&c->tenant[m->at[j]], (int64_t)min_u64(passed, QP_DEFICIT_MAX_NS), 0, now);
     }
     if (s->contended)
         settle(c, k, m, used, now);

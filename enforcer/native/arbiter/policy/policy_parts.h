@@ -40,6 +40,19 @@ static inline bool is_fixed_share(const struct qp_class *s)
     return s->policy == QG_POLICY_FIXED_SHARE;
 }
 
+/* Do the pauses of a quantum go to others at once? */
+static inline bool lends(const struct qp_class *s)
+{
+    return s->way == QP_WAY_LEND;
+}
+
+/* The same for this member: its pauses were long so far. Short ones are not worth a change of
+ * context, and are waited for. */
+static inline bool lends_at_once(const struct qp_class *s, const struct qp_tenant *t)
+{
+    return lends(s) && t->pause_ns >= 2 * QP_PAUSE_NS;
+}
+
 /* Is its use limited? A share of 100 % needs no limit: time itself is one. */
 static inline bool is_limited(const struct qp_class *s, const struct qp_tenant *t)
 {
@@ -81,8 +94,8 @@ int32_t qp_select_next(const struct qp_card *c, int k, const struct members *m, 
 uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint64_t now);
 void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 
-/* policy_way.c: quanta, or all gates open */
-void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool may_open, uint64_t now);
+/* policy_way.c: how the members share the card */
+void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool free, uint64_t now);
 uint64_t qp_way_wake(const struct qp_card *c, int k);
 
 /* policy_budget.c: fixed-share */

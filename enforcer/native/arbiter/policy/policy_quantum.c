@@ -62,10 +62,12 @@ static uint64_t quantum_end(const struct qp_card *c, const struct qp_class *s,
     return s->quantum_end_ns;
 }
 
-/* When a current tenant without work gives its quantum away. */
+/* When a current tenant without work gives its quantum away. Pauses that were long so far are lent
+ * at once. */
 static uint64_t pause_ends_at(const struct qp_class *s, const struct qp_tenant *cur)
 {
-    return max_u64(cur->idle_since_ns, s->opened_ns) + QP_PAUSE_NS;
+    uint64_t wait = lends_at_once(s, cur) ? 0 : QP_PAUSE_NS;
+    return max_u64(cur->idle_since_ns, s->opened_ns) + wait;
 }
 
 /* Online interrupts quanta. If each went on as a new one afterwards, with online coming back sooner
@@ -88,6 +90,8 @@ static bool quantum_over(const struct qp_card *c, int k, const struct members *m
     if (other < 0)
         return false;
     if (!cur->runnable && now >= pause_ends_at(s, cur))
+        return true;
+    if (lends(s) && c->tenant[other].returned && !goes_first(s, cur, &c->tenant[other]))
         return true;
     return now >= quantum_end(c, s, m) && !goes_first(s, cur, &c->tenant[other]);
 }
@@ -121,6 +125,9 @@ static void begin_quantum(struct qp_card *c, int k, uint64_t now)
     struct qp_class *s = &c->cls[k];
     const struct qp_tenant *cur = &c->tenant[s->current];
     bool goes_on = is_open(cur) && cur->undrained;
+    s->began_deficit_ns = cur->deficit_ns;
+    s->began_weight = weight(s, cur);
+    c->tenant[s->current].returned = 0;
     s->opened_ns = now;
     s->use_from_ns = goes_on ? now : 0;
     qp_begin_slice(c, k, goes_on ? now : now + QP_START_NS);

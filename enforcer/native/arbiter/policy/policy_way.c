@@ -1,50 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two ways to share a card among the members of a class: quanta, or all gates open, where the card
- * itself divides its time. Programs that pause between kernels leave a quantum partly unused, and
- * other programs would fill the pauses; but a change of context for each pause may cost more than
- * it brings, and open gates know no weights. So both ways are tried for a moment, and the launches
- * of each member are compared. The gates stay open if nobody launches less than with quanta.
+ * Three ways to share a card among the members of a class: quanta; quanta whose pauses are lent to
+ * others at once; all gates open, where the card itself divides its time. Programs that pause
+ * between kernels leave a part of their quanta unused. What fills the pauses best depends on the
+ * lengths of kernels and pauses, on what a change of context costs, and on the weights. So the ways
+ * are tried for a moment each, and the launches of each member are compared. Quanta are left only
+ * for a way in which nobody launches less.
  *
- * A member that reports false counts decides only about itself: with too few launches at open gates
- * it gets quanta, and with too many it does not change that the others must not lose.
+ * A member that reports false counts decides only about itself: with too few launches it gets
+ * quanta, and with too many it does not change that the others must not lose.
  */
 #include "policy/policy_parts.h"
 
-/* 1/n: Most that a member may lose at open gates, and least that all together must gain. Evidence:
+/* 1/n: Most that a member may lose against quanta, and least that all together must gain. Evidence:
  * simulator (docs/measurements/2026-11-29-gain-simulated.md). */
 #define WAY_PART 32u
 /* count: Launches of each member that make a comparison good. Evidence: simulator
  * (docs/measurements/2026-11-29-gain-simulated.md). */
-#define WAY_LAUNCHES 64u
-/* times: A comparison with fewer launches ends after so many times QP_WAY_NS. Evidence: none. */
+#define WAY_LAUNCHES 32u
+/* times: A trial with fewer launches ends after so many times QP_WAY_NS. Evidence: none. */
 #define WAY_LONGEST 4u
+/* 1/n: A trial is looked at so often in QP_WAY_NS, to end it where a member loses. Evidence: none.
+ */
+#define WAY_LOOKS 8u
 
 static struct qp_tenant *member(struct qp_card *c, const struct members *m, uint32_t j)
 {
     return &c->tenant[m->at[j]];
 }
 
-/* Begins to count launches. */
-static void begin_trial(struct qp_card *c, struct qp_class *s, const struct members *m,
-                        uint32_t trial, uint64_t now)
+/* Quanta keep the weights; open gates are watched closely. */
+static uint64_t look_after(const struct qp_class *s)
 {
-    s->trial = trial;
-    s->open = trial == QP_TRY_OPEN;
-    s->trial_from_ns = now;
-    s->trial_due_ns = now + (s->open ? QP_WAY_NS / 8 : QP_WAY_NS);
-    s->unused_ns = 0;
-    for (uint32_t j = 0; j < m->n; j++)
-        member(c, m, j)->launches_before = member(c, m, j)->launches;
+    return s->way == QP_WAY_OPEN ? QP_WAY_NS / WAY_LOOKS : QP_WAY_NS;
 }
 
-/* Stays with one way for a while, each time for longer. */
-static void settle_way(struct qp_class *s, bool open, uint64_t now)
+/* Begins to count launches. */
+static void begin_trial(struct qp_card *c, struct qp_class *s, const struct members *m,
+                        uint32_t way, uint64_t now)
 {
-    s->open = open;
-    s->trial = QP_TRY_NONE;
+    s->trial = 1;
+    s->way = way;
     s->trial_from_ns = now;
-    s->trial_due_ns = now + s->rest_ns;
+    s->look_ns = now + look_after(s);
+    s->unused_ns = 0;
+    for (uint32_t j = 0; j < m->n; j++) {
+        struct qp_tenant *t = member(c, m, j);
+        t->launches_before = t->launches;
+        t->service_before_ns = t->service_ns;
+    }
+}
+
+/* Stays with the best way for a while, each time for longer. */
+static void settle_way(struct qp_class *s, uint64_t now)
+{
+    s->way = s->best;
+    s->trial = 0;
+    s->look_ns = now + s->rest_ns;
     s->rest_ns = min_u64(2 * s->rest_ns, QP_WAY_REST_NS);
 }
 
@@ -53,10 +65,10 @@ static uint64_t counted(const struct qp_tenant *t)
     return t->launches > t->launches_before ? t->launches - t->launches_before : 0;
 }
 
-/* What quanta would have given it since the trial began. */
-static uint64_t with_quanta(const struct qp_class *s, const struct qp_tenant *t, uint64_t now)
+/* What the best way so far would have given it since the trial began. */
+static uint64_t expected(const struct qp_class *s, const struct qp_tenant *t, uint64_t now)
 {
-    return s->quanta_ns ? t->quanta_launches * (now - s->trial_from_ns) / s->quanta_ns : 0;
+    return s->best_ns ? t->best_launches * (now - s->trial_from_ns) / s->best_ns : 0;
 }
 
 /* Have the counts become large enough? */
@@ -83,30 +95,28 @@ static void count_unused(struct qp_card *c, int k, const struct members *m, uint
     s->unused_ns += cur->was_undrained ? dt / 2 : dt;
 }
 
-/* Quanta were measured: are open gates worth a try? */
-static void end_of_quanta(struct qp_card *c, struct qp_class *s, const struct members *m,
-                          uint64_t now)
+/* What its part by weight is worth: its launches in as much time of its own quanta. */
+static uint64_t guaranteed(const struct qp_class *s, const struct qp_tenant *t, int64_t sum,
+                           uint64_t now)
 {
-    uint64_t age = now - s->trial_from_ns;
-    if (s->unused_ns <= age / WAY_PART) {
-        begin_trial(c, s, m, QP_TRY_QUANTA, now);
-        return;
-    }
-    s->quanta_ns = age;
-    for (uint32_t j = 0; j < m->n; j++)
-        member(c, m, j)->quanta_launches = counted(member(c, m, j));
-    begin_trial(c, s, m, QP_TRY_OPEN, now);
+    uint64_t own = (now - s->trial_from_ns) * (uint64_t)weight(s, t) / (uint64_t)sum;
+    return t->quanta_service_ns ? t->quanta_launches * own / t->quanta_service_ns : 0;
 }
 
-/* Does a member lose? `early`: more than by chance. */
+/* Does a member lose by this way? Lending keeps the weights, so there it is enough that each has
+ * what its part by weight is worth: a tenant that filled pauses before may get less. */
 static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct members *m,
-                      bool early, uint64_t now)
+                      uint64_t now)
 {
+    int64_t sum = 0;
+    for (uint32_t j = 0; j < m->n; j++)
+        sum += weight(s, member(c, m, j));
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = member(c, m, j);
-        uint64_t due = with_quanta(s, t, now), got = counted(t);
-        uint64_t less = due > got ? due - got : 0;
-        if (less > due / WAY_PART + 1 && (!early || less * less > 4 * due))
+        uint64_t due = expected(s, t, now), got = counted(t);
+        if (s->way == QP_WAY_LEND)
+            due = min_u64(due, guaranteed(s, t, sum, now));
+        if (due > got && due - got > due / WAY_PART + 2)
             return true;
     }
     return false;
@@ -119,13 +129,66 @@ static bool all_gain(struct qp_card *c, const struct qp_class *s, const struct m
     uint64_t parts = 0, n = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = member(c, m, j);
-        uint64_t due = with_quanta(s, t, now);
+        uint64_t due = expected(s, t, now);
         if (!due)
             continue;
         n++;
         parts += min_u64(counted(t), 16 * due) * WAY_PART / due;
     }
     return n && parts >= n * (WAY_PART + 1);
+}
+
+/* Open gates know no weights and are not charged. Where they were only tried, what each member used
+ * is charged as its launches cost otherwise, so that the trial is made good. */
+static void charge_open(struct qp_card *c, int k, const struct members *m)
+{
+    int64_t used[QP_MAX_TENANTS], total = 0, sum = 0;
+    for (uint32_t j = 0; j < m->n; j++) {
+        const struct qp_tenant *t = member(c, m, j);
+        uint64_t each = t->quanta_launches ? t->quanta_service_ns / t->quanta_launches : 0;
+        used[j] = (int64_t)min_u64(counted(t) * each, QP_DEFICIT_MAX_NS);
+        total += used[j];
+        sum += weight(&c->cls[k], t);
+    }
+    for (uint32_t j = 0; j < m->n; j++) {
+        struct qp_tenant *t = member(c, m, j);
+        t->deficit_ns += total * weight(&c->cls[k], t) / sum - used[j];
+    }
+}
+
+/* The way that was measured just now is the best one so far. */
+static void note_best(struct qp_card *c, struct qp_class *s, const struct members *m, uint64_t now)
+{
+    s->best = s->way;
+    s->best_ns = now - s->trial_from_ns;
+    for (uint32_t j = 0; j < m->n; j++) {
+        struct qp_tenant *t = member(c, m, j);
+        t->best_launches = counted(t);
+        if (s->way != QP_WAY_QUANTA)
+            continue;
+        t->quanta_launches = counted(t);
+        t->quanta_service_ns = t->service_ns - t->service_before_ns;
+    }
+}
+
+/* A trial has ended: the next way is tried, or the best one taken. A way is better if nobody loses
+ * by it. */
+static void end_trial(struct qp_card *c, int k, const struct members *m, bool loses, uint64_t now)
+{
+    struct qp_class *s = &c->cls[k];
+    if (s->way == QP_WAY_QUANTA && s->unused_ns <= (now - s->trial_from_ns) / WAY_PART) {
+        begin_trial(c, s, m, QP_WAY_QUANTA, now);
+        return;
+    }
+    bool better = s->way == QP_WAY_QUANTA || (!loses && all_gain(c, s, m, now));
+    if (better)
+        note_best(c, s, m, now);
+    else if (s->way == QP_WAY_OPEN)
+        charge_open(c, k, m);
+    if (s->way == QP_WAY_OPEN)
+        settle_way(s, now);
+    else
+        begin_trial(c, s, m, s->way + 1, now);
 }
 
 /* Another member, or one that left: what was measured is void. */
@@ -140,36 +203,33 @@ static bool has_changed(struct qp_card *c, struct qp_class *s, const struct memb
     return changed;
 }
 
-/* Chooses the way of a class. `may_open`: all its gates may be open at the same time. */
-void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool may_open, uint64_t now)
+/* Chooses the way of a class. `free`: it may leave quanta. */
+void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool free, uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
     bool changed = has_changed(c, s, m);
-    if (changed || !may_open) {
+    if (changed || !free) {
         s->rest_ns = QP_WAY_REST_LEAST_NS;
-        begin_trial(c, s, m, may_open ? QP_TRY_QUANTA : QP_TRY_NONE, now);
-        s->trial_due_ns = may_open ? s->trial_due_ns : QP_NEVER;
+        begin_trial(c, s, m, QP_WAY_QUANTA, now);
+        s->look_ns = free ? s->look_ns : QP_NEVER;
         return;
     }
     count_unused(c, k, m, now);
-    if (now < s->trial_due_ns)
+    if (now < s->look_ns)
         return;
     bool complete = is_complete(c, s, m, now);
-    if (s->trial == QP_TRY_NONE)
-        begin_trial(c, s, m, QP_TRY_QUANTA, now);
-    else if (s->trial == QP_TRY_QUANTA && complete)
-        end_of_quanta(c, s, m, now);
-    else if (s->trial == QP_TRY_OPEN && any_loses(c, s, m, !complete, now))
-        settle_way(s, false, now);
-    else if (s->trial == QP_TRY_OPEN && complete)
-        settle_way(s, all_gain(c, s, m, now), now);
+    bool loses = s->trial && s->way != QP_WAY_QUANTA && any_loses(c, s, m, now);
+    if (!s->trial)
+        begin_trial(c, s, m, QP_WAY_QUANTA, now);
+    else if (complete || (loses && s->way == QP_WAY_OPEN))
+        end_trial(c, k, m, loses, now);
     else
-        s->trial_due_ns = now + (s->open ? QP_WAY_NS / 8 : QP_WAY_NS);
+        s->look_ns = now + look_after(s);
 }
 
 /* When it is due again; without competition there is nothing to compare. */
 uint64_t qp_way_wake(const struct qp_card *c, int k)
 {
     const struct qp_class *s = &c->cls[k];
-    return s->contended || s->open ? s->trial_due_ns : QP_NEVER;
+    return s->contended || s->way == QP_WAY_OPEN ? s->look_ns : QP_NEVER;
 }

@@ -136,6 +136,9 @@ static inline void qg_leave(struct qg_stream *stream, CUresult result)
 bool qg_gate_arbiter_back(struct qg_card *card);
 void qg_gate_adopted(struct qg_card *card);                            /* new pages took over */
 void qg_gate_ring(struct qg_card *card, const struct qg_pages *pages); /* wakes the arbiter */
+/* idle_report.c. A call has reported that work is over; slept: it waited for that. If it was the
+ * last work, the arbiter gets the time in an idle report. */
+void qg_report_idle(bool slept);
 /* True: no arbiter will answer a thread that waits for anything but the gate: it is gone, or it
  * refuses this process. */
 bool qg_gate_unanswered(struct qg_card *card, const struct qg_pages *pages);

@@ -213,10 +213,6 @@ void qg_observe_context(CUcontext context); /* NULL: the current one */
 void qg_observe_slotless(void);
 bool qg_any_unfenced(void); /* some stream has unfenced work */
 
-/* idle_report.c. A call has reported that work is over; slept: it waited for that. If it was the
- * last work, the arbiter gets the time in an idle report. */
-void qg_report_idle(bool slept);
-
 void qg_stream_destroyed(CUstream stream);
 /* its streams take no more work, but submitted work goes on */
 void qg_streams_green_gone(CUcontext context);

@@ -4,6 +4,7 @@
  * fence goes in before such a call, so that the arbiter can observe the end of the work. No call of
  * ours may go into a capture.
  */
+#include "gate/gate.h"
 #include "hooks/context/contexts.h"
 #include "memory/pools.h"
 #include "track/streams.h"

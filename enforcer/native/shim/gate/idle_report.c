@@ -2,8 +2,10 @@
  *
  * The idle report: the time at which the last work of this process on a card ended. The arbiter
  * samples at intervals. A thread that waited for the end knows it exactly and writes it into its
- * slot. Offline work then starts sooner.
+ * slot. Offline work then starts sooner. At a gate with QG_GATE_IDLE it rings, too: others wait for
+ * the pauses of this tenant.
  */
+#include "gate/gate.h"
 #include "track/streams.h"
 
 static uint64_t launches(const struct qg_proc *proc)
@@ -28,13 +30,17 @@ static bool idle(const struct qg_proc *proc)
  * yet is included. If the arbiter samples it as running, it ignores the report too. If it is too
  * short for that, offline starts at most one sample early. A query that did not sleep writes only
  * one report per launch count. */
-static void report(struct qg_proc *proc, bool slept)
+static void report(struct qg_card *card, struct qg_pages *pages, bool slept)
 {
+    struct qg_proc *proc = pages->proc;
     uint64_t count = launches(proc);
-    if ((!slept && count == __atomic_load_n(&proc->idle_launches, __ATOMIC_RELAXED)) || !idle(proc))
+    bool known = count == __atomic_load_n(&proc->idle_launches, __ATOMIC_RELAXED);
+    if ((!slept && known) || !idle(proc))
         return;
     __atomic_store_n(&proc->idle_ns, qg_now_ns(), __ATOMIC_RELAXED);
     __atomic_store_n(&proc->idle_launches, count, __ATOMIC_RELEASE);
+    if (!known && __atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED) & QG_GATE_IDLE)
+        qg_gate_ring(card, pages);
 }
 
 void qg_report_idle(bool slept)
@@ -42,6 +48,6 @@ void qg_report_idle(bool slept)
     for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
         struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
         if (pages)
-            report(pages->proc, slept);
+            report(&qg_cards[i], pages, slept);
     }
 }
