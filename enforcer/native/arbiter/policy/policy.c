@@ -117,6 +117,7 @@ static void note_inputs(struct qp_card *c, const struct members *offline, uint64
         if (!t->live)
             continue;
         bool runnable = t->runnable && !t->held;
+        t->had_work_ns += t->was_runnable ? now - c->last_ns : 0;
         if (!runnable)
             t->backlogged = t->returned = 0;
         else if (t->idle_since_ns)

@@ -70,6 +70,18 @@ static uint64_t pause_ends_at(const struct qp_class *s, const struct qp_tenant *
     return max_u64(cur->idle_since_ns, s->opened_ns) + wait;
 }
 
+/* When a tenant that is back from a pause takes the quantum over, where pauses are lent: as soon as
+ * it has more credit per weight. The current one's falls while it runs, relative to all who wait,
+ * by the time that it runs. */
+static uint64_t claimed_at(const struct qp_class *s, const struct qp_tenant *cur,
+                           const struct qp_tenant *other, uint64_t now)
+{
+    int64_t ahead = cur->deficit_ns * weight(s, other) - other->deficit_ns * weight(s, cur);
+    if (!lends(s) || !other->returned)
+        return QP_NEVER;
+    return ahead < 0 ? now : now + (uint64_t)(ahead / weight(s, other)) + 1;
+}
+
 /* Online interrupts quanta. If each went on as a new one afterwards, with online coming back sooner
  * than it ends, the others would never run. */
 static bool loses_after_online(const struct qp_card *c, int k, const struct members *m)
@@ -91,7 +103,7 @@ static bool quantum_over(const struct qp_card *c, int k, const struct members *m
         return false;
     if (!cur->runnable && now >= pause_ends_at(s, cur))
         return true;
-    if (lends(s) && c->tenant[other].returned && !goes_first(s, cur, &c->tenant[other]))
+    if (now >= claimed_at(s, cur, &c->tenant[other], now))
         return true;
     return now >= quantum_end(c, s, m) && !goes_first(s, cur, &c->tenant[other]);
 }
@@ -179,9 +191,11 @@ uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint
     const struct qp_tenant *cur = &c->tenant[s->current];
     if (!s->use_from_ns && cur->runnable && now < s->opened_ns + QP_START_NS)
         wake = min_u64(wake, s->opened_ns + QP_START_NS);
-    if (qp_select_next(c, k, m, s->current) < 0)
+    int32_t other = qp_select_next(c, k, m, s->current);
+    if (other < 0)
         return wake;
     if (!cur->runnable)
         wake = min_u64(wake, pause_ends_at(s, cur));
+    wake = min_u64(wake, claimed_at(s, cur, &c->tenant[other], now));
     return min_u64(wake, quantum_end(c, s, m));
 }

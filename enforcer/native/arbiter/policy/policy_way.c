@@ -35,28 +35,54 @@ static uint64_t look_after(const struct qp_class *s)
     return s->way == QP_WAY_OPEN ? QP_WAY_NS / WAY_LOOKS : QP_WAY_NS;
 }
 
-/* Begins to count launches. */
-static void begin_trial(struct qp_card *c, struct qp_class *s, const struct members *m,
-                        uint32_t way, uint64_t now)
+static void begin_counts(struct qp_card *c, struct qp_class *s, const struct members *m,
+                         uint64_t now)
 {
-    s->trial = 1;
-    s->way = way;
-    s->trial_from_ns = now;
+    s->counts_from_ns = now;
     s->look_ns = now + look_after(s);
     s->unused_ns = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = member(c, m, j);
         t->launches_before = t->launches;
         t->service_before_ns = t->service_ns;
+        t->had_work_before_ns = t->had_work_ns;
     }
 }
 
-/* Stays with the best way for a while, each time for longer. */
-static void settle_way(struct qp_class *s, uint64_t now)
+/* Takes another way. Where pauses are lent, all deficits rise together. That does not change the
+ * order, but a member that pauses under quanta would lose its credit, and the others keep theirs:
+ * so all are moved back by weight, to a sum of 0. */
+static void take_way(struct qp_card *c, struct qp_class *s, const struct members *m, uint32_t way)
 {
-    s->way = s->best;
+    int64_t deficits = 0, sum = 0;
+    for (uint32_t j = 0; j < m->n; j++) {
+        deficits += member(c, m, j)->deficit_ns;
+        sum += weight(s, member(c, m, j));
+    }
+    for (uint32_t j = 0; way != s->way && j < m->n; j++)
+        member(c, m, j)->deficit_ns -= deficits * weight(s, member(c, m, j)) / sum;
+    if (way != s->way)
+        s->began_weight = 0; /* of another scale */
+    s->way = way;
+}
+
+static void begin_trial(struct qp_card *c, struct qp_class *s, const struct members *m,
+                        uint32_t way, uint64_t now)
+{
+    s->trial = 1;
+    take_way(c, s, m, way);
+    begin_counts(c, s, m, now);
+}
+
+/* Stays with a way for a while, each time for longer. */
+static void settle_way(struct qp_card *c, struct qp_class *s, const struct members *m, uint32_t way,
+                       uint64_t now)
+{
     s->trial = 0;
-    s->look_ns = now + s->rest_ns;
+    take_way(c, s, m, way);
+    begin_counts(c, s, m, now);
+    s->settled_until_ns = now + s->rest_ns;
+    s->look_ns = way == QP_WAY_OPEN ? s->look_ns : s->settled_until_ns;
     s->rest_ns = min_u64(2 * s->rest_ns, QP_WAY_REST_NS);
 }
 
@@ -68,14 +94,14 @@ static uint64_t counted(const struct qp_tenant *t)
 /* What the best way so far would have given it since the trial began. */
 static uint64_t expected(const struct qp_class *s, const struct qp_tenant *t, uint64_t now)
 {
-    return s->best_ns ? t->best_launches * (now - s->trial_from_ns) / s->best_ns : 0;
+    return s->best_ns ? t->best_launches * (now - s->counts_from_ns) / s->best_ns : 0;
 }
 
 /* Have the counts become large enough? */
 static bool is_complete(struct qp_card *c, const struct qp_class *s, const struct members *m,
                         uint64_t now)
 {
-    uint64_t age = now - s->trial_from_ns, least = WAY_LAUNCHES;
+    uint64_t age = now - s->counts_from_ns, least = WAY_LAUNCHES;
     for (uint32_t j = 0; j < m->n; j++) {
         uint64_t n = counted(member(c, m, j));
         least = n ? min_u64(least, n) : least; /* one without any launch has no say */
@@ -99,7 +125,7 @@ static void count_unused(struct qp_card *c, int k, const struct members *m, uint
 static uint64_t guaranteed(const struct qp_class *s, const struct qp_tenant *t, int64_t sum,
                            uint64_t now)
 {
-    uint64_t own = (now - s->trial_from_ns) * (uint64_t)weight(s, t) / (uint64_t)sum;
+    uint64_t own = (now - s->counts_from_ns) * (uint64_t)weight(s, t) / (uint64_t)sum;
     return t->quanta_service_ns ? t->quanta_launches * own / t->quanta_service_ns : 0;
 }
 
@@ -159,8 +185,9 @@ static void charge_open(struct qp_card *c, int k, const struct members *m)
 /* The way that was measured just now is the best one so far. */
 static void note_best(struct qp_card *c, struct qp_class *s, const struct members *m, uint64_t now)
 {
+    s->best_by_weight = s->way == QP_WAY_OPEN ? s->best_by_weight : s->way;
     s->best = s->way;
-    s->best_ns = now - s->trial_from_ns;
+    s->best_ns = now - s->counts_from_ns;
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = member(c, m, j);
         t->best_launches = counted(t);
@@ -176,7 +203,7 @@ static void note_best(struct qp_card *c, struct qp_class *s, const struct member
 static void end_trial(struct qp_card *c, int k, const struct members *m, bool loses, uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
-    if (s->way == QP_WAY_QUANTA && s->unused_ns <= (now - s->trial_from_ns) / WAY_PART) {
+    if (s->way == QP_WAY_QUANTA && s->unused_ns <= (now - s->counts_from_ns) / WAY_PART) {
         begin_trial(c, s, m, QP_WAY_QUANTA, now);
         return;
     }
@@ -186,9 +213,40 @@ static void end_trial(struct qp_card *c, int k, const struct members *m, bool lo
     else if (s->way == QP_WAY_OPEN)
         charge_open(c, k, m);
     if (s->way == QP_WAY_OPEN)
-        settle_way(s, now);
+        settle_way(c, s, m, s->best, now);
     else
         begin_trial(c, s, m, s->way + 1, now);
+}
+
+/* Launches a member less than in the trial of open gates, although it had work all the time? Then
+ * others need more of the card than they did, or one of them hogs it. */
+static bool any_suffers(struct qp_card *c, const struct qp_class *s, const struct members *m,
+                        uint64_t now)
+{
+    uint64_t age = now - s->counts_from_ns;
+    for (uint32_t j = 0; j < m->n; j++) {
+        const struct qp_tenant *t = member(c, m, j);
+        uint64_t due = expected(s, t, now), got = counted(t);
+        bool had_work = t->had_work_ns - t->had_work_before_ns >= age - age / WAY_LOOKS;
+        if (had_work && due > got && due - got > due / 4 + 2)
+            return true;
+    }
+    return false;
+}
+
+/* What was measured is due to be measured again, or void. Open gates are left for a while where a
+ * member suffers: they hold no weights. */
+static void review_settled(struct qp_card *c, struct qp_class *s, const struct members *m,
+                           uint64_t now)
+{
+    if (s->way == QP_WAY_OPEN && any_suffers(c, s, m, now)) {
+        settle_way(c, s, m, s->best_by_weight, now);
+    } else if (now >= s->settled_until_ns) {
+        begin_trial(c, s, m, QP_WAY_QUANTA, now);
+    } else {
+        begin_counts(c, s, m, now);
+        s->look_ns = min_u64(now + QP_WAY_NS, s->settled_until_ns);
+    }
 }
 
 /* Another member, or one that left: what was measured is void. */
@@ -220,7 +278,7 @@ void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool free,
     bool complete = is_complete(c, s, m, now);
     bool loses = s->trial && s->way != QP_WAY_QUANTA && any_loses(c, s, m, now);
     if (!s->trial)
-        begin_trial(c, s, m, QP_WAY_QUANTA, now);
+        review_settled(c, s, m, now);
     else if (complete || (loses && s->way == QP_WAY_OPEN))
         end_trial(c, k, m, loses, now);
     else
