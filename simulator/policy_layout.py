@@ -119,6 +119,7 @@ class QpCard(ctypes.Structure):
         ("hold_ns", c_uint64),
         ("release_ns", c_uint64),
         ("leave_ns", c_uint64),
+        ("crowd", c_uint32),
         ("cls", QpClass * 2),
         ("preempting", c_uint32),
         ("resample", c_uint32),

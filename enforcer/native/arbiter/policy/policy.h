@@ -69,8 +69,9 @@
 /* times: Offline's coming before idle_release is worth this many times what online waits for it to
  * leave. Evidence: simulator (docs/measurements/2026-11-29-gaps-simulated.md). */
 #define QP_ENTRY_COST 4u
-/* count: Starts of online that an offline tenant pays with for one late leave, per offline tenant:
- * fewer than one start in a hundred is late. Evidence: promise (docs/specs/scheduling.md). */
+/* count: Starts of online that an offline tenant pays with for each online_delay of a late leave,
+ * per offline tenant: fewer than one start in a hundred is late. Evidence: promise
+ * (docs/specs/scheduling.md). */
 #define QP_LATE_COST 128u
 /* count: Gaps of online that are remembered; half of them are forgotten then. Evidence: simulator
  * (docs/measurements/2026-11-29-gaps-simulated.md). */
@@ -165,7 +166,8 @@ struct qp_card {
     int32_t fell_idle;        /* auto: the online tenant whose work ended last, or -1 */
     uint64_t hold_ns;         /* auto: offline waits this long at least */
     uint64_t release_ns;      /* the first offline tenant waits this long */
-    uint64_t leave_ns;        /* auto: mean time that offline took to leave; 0 = not known */
+    uint64_t leave_ns;        /* auto: mean time that leaves in time took; 0 = not known */
+    uint32_t crowd;           /* auto: most online tenants on the card beside a leaving one */
     struct qp_class cls[2];   /* [0] online, [1] offline */
     /* output */
     uint32_t preempting; /* 1: offline is closed for online */
