@@ -233,3 +233,29 @@ def test_setting_is_changed_while_offline_leaves() -> None:
     assert card[1].owed == 0
     card.follow(1 * MS)
     assert comes(card, 1)
+
+
+@given(st.lists(st.tuples(st.integers(20, 900), st.integers(500, 9000)), min_size=40, max_size=80))
+def test_sum_of_delays_is_within_its_share(requests: list[tuple[int, int]]) -> None:
+    card = auto()
+    card.raw.online_share = 10
+    own = delay = 0
+    for leave_us, gap_us in requests * 4:
+        found = bool(card[1].undrained)
+        works(card, {1: leave_us * US} if found else None, 3 * MS)
+        card.follow(gap_us * US)
+        comes(card, 1)
+        delay += leave_us * US if found else 0
+        own += 3 * MS - (leave_us * US if found else 0)
+        # and what may be saved, and the last leave
+        assert delay <= own / 10 + 2 * MS
+    assert delay, "it does come"
+
+
+def test_offline_comes_after_idle_release_whatever_it_owes() -> None:
+    card = auto()
+    card.raw.online_share = 1
+    for _ in range(3):
+        works(card, {1: 90 * MS} if card[1].undrained else None, 95 * MS)
+        card.follow(101 * MS)
+        assert comes(card, 1)

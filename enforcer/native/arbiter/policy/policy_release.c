@@ -148,9 +148,37 @@ static bool any_quick(const struct qp_card *c, const struct members *offline)
     return false;
 }
 
+/* Is an offline tenant's work on the card? */
+static bool on_card(const struct qp_card *c, const struct members *offline)
+{
+    for (uint32_t j = 0; j < offline->n; j++) {
+        if (c->tenant[offline->at[j]].undrained)
+            return true;
+    }
+    return false;
+}
+
+/* online_share: what leaves take of online's time is paid with a part of its time without them.
+ * Little is saved, so the share holds in any ten seconds; and no more than one long kernel is owed,
+ * so that offline comes again. */
+static void account(struct qp_card *c, const struct members *offline, bool works, uint64_t now)
+{
+    int64_t most = (int64_t)c->online_delay_ns, least = -(int64_t)QP_DRAIN_TIMEOUT_NS;
+    int64_t passed = (int64_t)((works ? now : c->online_busy_ns) - c->last_ns);
+    if (!c->online_share || !most)
+        c->spare_ns = 0;
+    else if (c->online_working)
+        c->spare_ns += c->beside ? -passed : passed * c->online_share / 100;
+    else if (works && on_card(c, offline))
+        c->spare_ns -= QP_TAKE_NS;
+    c->spare_ns = c->spare_ns > most ? most : c->spare_ns < least ? least : c->spare_ns;
+    c->beside = works && on_card(c, offline);
+}
+
 void qp_release(struct qp_card *c, const struct members *offline, bool works, uint64_t now)
 {
     bool was = c->preempting;
+    account(c, offline, works, now);
     if (c->online_delay_ns && works && !c->online_working && c->online_busy_ns)
         online_returned(c, offline, now);
     if (c->online_delay_ns && !works && c->online_working) {
@@ -159,7 +187,7 @@ void qp_release(struct qp_card *c, const struct members *offline, bool works, ui
         c->leave_ns = c->leave_ns ? c->leave_ns : c->online_delay_ns / 2;
         c->hold_ns = t ? best_hold(t, c->leave_ns) : 0;
     }
-    bool quick = c->online_delay_ns && any_quick(c, offline);
+    bool quick = c->online_delay_ns && c->spare_ns >= 0 && any_quick(c, offline);
     c->release_ns = quick ? min_u64(c->hold_ns, c->idle_release_ns) : c->idle_release_ns;
     uint64_t since = works ? now : c->online_busy_ns;
     c->preempting = works || (since && now < since + c->release_ns);
