@@ -31,6 +31,7 @@ SHARED_WINDOW_US = 4000
 HOLD_NS = 1_000_000
 ENTRY_COST = 4
 LATE_COST = 128
+TAKE_NS = 150_000
 GAPS_KEPT = 128
 GAPS = 16
 WAY_NS = 128_000_000
@@ -140,6 +141,7 @@ class QpCard(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         ("idle_release_ns", c_uint64),
         ("online_delay_ns", c_uint64),
+        ("online_share", c_uint32),
         ("slice_ns", c_uint64),
         ("recovery_until_ns", c_uint64),
         ("ungoverned", c_uint32),
@@ -152,6 +154,9 @@ class QpCard(ctypes.Structure):
         ("hold_ns", c_uint64),
         ("release_ns", c_uint64),
         ("leave_ns", c_uint64),
+        ("spare_ns", c_int64),
+        ("beside", c_uint32),
+        ("crowd", c_uint32),
         ("cls", QpClass * 2),
         ("preempting", c_uint32),
         ("resample", c_uint32),

@@ -167,10 +167,11 @@ def set_(
 ) -> None:
     """Change settings of CARD at once, for running jobs as well. Root only.
 
-    Keys: slice, window, idle_release (auto, or a time), online_delay, hardware, policy, isolation;
-    the last two with .online or .offline for one class. Isolation holds for jobs that start after
-    the change; running jobs keep their gate and their cap. Without --save a change counts until
-    qgpud restarts, also through restarts of the arbiter.
+    Keys: slice, window, idle_release (auto, or a time), online_delay, online_share (off, or for
+    example 5%), hardware, policy, isolation; the last two with .online or .offline for one class.
+    Isolation holds for jobs that start after the change; running jobs keep their gate and their
+    cap. Without --save a change counts until qgpud restarts, also through restarts of the
+    arbiter.
     """
     try:
         values = parse_words(list(words))

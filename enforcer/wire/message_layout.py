@@ -136,7 +136,7 @@ class CtlCard(ctypes.Structure):
         ("flags", c_uint32),
         ("grace_ms", c_uint32),
         ("online_delay_us", c_uint32),
-        ("reserved", c_uint32),
+        ("online_share", c_uint32),
     ]
 
 

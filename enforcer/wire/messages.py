@@ -20,7 +20,7 @@ class CardSettings:
 
     `governed`: False opens all gates (benchmarks). `together`: gang suspend, so an offline job
     preempted here is suspended on its other cards too. `online_delay_us`: 0 unless idle_release is
-    auto.
+    auto, and `online_share` (percent) too.
     """
 
     uuid: str
@@ -34,6 +34,7 @@ class CardSettings:
     governed: bool = True
     together: bool = True
     online_delay_us: int = 0
+    online_share: int = 0
 
 
 class TenantStats(NamedTuple):
@@ -191,6 +192,7 @@ def card_message(card: CardSettings) -> abi.CtlCard:
         "lease_ms",
         "grace_ms",
         "online_delay_us",
+        "online_share",
     ):
         setattr(msg, name, abi.bounded(getattr(card, name), 0, 2**32 - 1, name))
     for name in ("policy_online", "policy_offline"):

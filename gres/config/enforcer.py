@@ -19,6 +19,7 @@ from gres.config.schema import (
     Managed,
     MibUp,
     OnlineDelay,
+    OnlineShare,
     OnOff,
     Section,
     Slice,
@@ -64,6 +65,7 @@ class EnforcerSettings(Section):
 
     idle_release: IdleRelease = Duration(100 * 10**6)
     online_delay: OnlineDelay = Duration(10**6)  # of idle_release: auto
+    online_share: OnlineShare = "off"  # the same
     # Chosen on the simulator: a wider window raises online's p99, a narrower one lowers offline's
     # harvest (docs/measurements/README.md). A request of 5 ms that finds offline waits for 5.5 % of
     # its time at most.

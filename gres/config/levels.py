@@ -20,7 +20,7 @@ from gres.units import Duration
 TIMES = ("slice", "window", "idle_release", "online_delay")
 LONG_RELEASE = Duration(100 * 10**6)  # idle_release of those that `auto` does not let in sooner
 PER_CLASS = ("policy", "isolation")
-PLAIN = (*TIMES, "hardware")
+PLAIN = (*TIMES, "online_share", "hardware")
 KEYS = (*PLAIN, *(f"{name}.{job_class}" for name in PER_CLASS for job_class in CLASSES))
 
 
@@ -40,6 +40,7 @@ class CardPlan:
     isolation: dict[JobClass, Isolation]
     sources: dict[str, str]
     hardware: Switch = "auto"
+    online_share: str = "off"
 
     def value(self, key: str) -> str:
         """The value of one of KEYS as text that `parse_change` reads."""
@@ -57,6 +58,11 @@ class CardPlan:
         if self.idle_release == "auto":
             return LONG_RELEASE, self.online_delay
         return self.idle_release, Duration(0)
+
+    def share(self) -> int:
+        """online_share in percent as the arbiter is told it; 0: no limit."""
+        limits = self.idle_release == "auto" and self.online_share != "off"
+        return int(self.online_share.removesuffix("%")) if limits else 0
 
     def governed(self, job_class: JobClass | None) -> bool:
         """Whether gate and cap hold for jobs of a class on this card."""
@@ -76,7 +82,7 @@ def _flat(tuning: CardTuning) -> dict[str, str]:
 
 
 def _wide(config: Config) -> dict[str, str]:
-    found = {name: str(getattr(config.enforcer, name)) for name in TIMES}
+    found = {name: str(getattr(config.enforcer, name)) for name in (*TIMES, "online_share")}
     found["hardware"] = config.enforcer.hardware.enabled
     for job_class in CLASSES:
         settings = config.classes[job_class]
@@ -120,6 +126,7 @@ def plan_card(
         tuning.isolation,
         sources,
         tuning.hardware or "auto",
+        tuning.online_share or "off",
     )
 
 

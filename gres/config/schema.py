@@ -71,11 +71,21 @@ def _idle_release(value: object) -> Duration | Literal["auto"]:
         ) from None
 
 
+def _online_share(value: object) -> str:
+    if value is False or value == "off":  # YAML reads a bare off as a truth value
+        return "off"
+    found = re.fullmatch(r"0*([1-9][0-9]?|100)%", str(value))
+    if not found:
+        raise ValueError(f"'{shown(value)}' is neither off nor 1% to 100%; write for example 5%")
+    return f"{found[1]}%"
+
+
 Slice = Annotated[Time, AfterValidator(between(Duration(100_000), Duration(10**9)))]
 Window = Annotated[Time, AfterValidator(between(Duration(50_000), Duration(10**9)))]
 # Checked before the union is tried, so that a bad word is one sentence and not one per member.
 IdleRelease = Annotated[Duration | Literal["auto"], BeforeValidator(_idle_release)]
 OnlineDelay = Annotated[Time, AfterValidator(between(Duration(100_000), Duration(10**8)))]
+OnlineShare = Annotated[str, BeforeValidator(_online_share)]
 Lease = Annotated[Time, AfterValidator(between(Duration(10**8), Duration(600 * 10**9)))]
 Grace = Annotated[Time, AfterValidator(between(Duration(0), Duration(600 * 10**9)))]
 BusyWindow = Annotated[Time, AfterValidator(between(Duration(2 * 10**9), Duration(600 * 10**9)))]
@@ -202,6 +212,7 @@ class CardTuning(Section):
     window: Window | None = None
     idle_release: IdleRelease | None = None
     online_delay: OnlineDelay | None = None
+    online_share: OnlineShare | None = None
     hardware: OnOff | None = None
 
     @field_validator("policy", "isolation", mode="before")

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from gres.config.schema import Isolation, JobClass, Policy, Section, Word
+from gres.config.schema import Isolation, JobClass, OnlineShare, Policy, Section, Word
 from gres.config.sentences import fault_sentence, shown
 from gres.units import Duration, UnitError, parse_duration
 from simulator.whatif.simprogram import MAX_KERNEL, Program, Stretch
@@ -82,6 +82,7 @@ class CardTrace(Section):
     policy: Policies = Policies()
     idle_release: Literal["auto"] | Release = Duration(100 * MS)
     online_delay: Delay = Duration(1 * MS)  # of idle_release: auto
+    online_share: OnlineShare = "off"  # the same
     slice: Slice = Duration(2 * MS)
     window: Window = Duration(275_000)
     context_switch: Delay = Duration(100_000)
@@ -94,6 +95,11 @@ class CardTrace(Section):
         if self.idle_release == "auto":
             return Duration(100 * MS), self.online_delay
         return self.idle_release, Duration(0)
+
+    def share(self) -> int:
+        """What the arbiter is told of online_share, in percent; 0: no limit."""
+        limits = self.idle_release == "auto" and self.online_share != "off"
+        return int(self.online_share.removesuffix("%")) if limits else 0
 
     def names(self) -> list[str]:
         """The name, or name0, name1, ... where there are several."""

@@ -124,6 +124,7 @@ def _card_line(card: CardTrace) -> str:
         card.latency.tenant.ns,
         card.queue,
         delay.ns,
+        card.share(),
     )
     return " ".join(["card", *map(str, numbers)])
 

@@ -50,6 +50,7 @@ def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSetting
         uuid=uuid,
         idle_release_ms=release.ms,
         online_delay_us=online_delay.us,
+        online_share=plan.share(),
         window_us=plan.window.us,
         slice_us=plan.slice.us,
         lease_ms=settings.lease.ms,

@@ -90,7 +90,8 @@ struct qg_ctl_card { /* settings of one card */
     /* idle_release: auto. The longest that online may wait for offline at the start of its work; 0:
      * offline waits for idle_release_ms */
     uint32_t online_delay_us;
-    uint32_t reserved; /* 0 */
+    /* %, idle_release: auto. Of online's time, the part that waiting for offline may add; 0: any */
+    uint32_t online_share;
 };
 #define QG_CARD_UNGOVERNED 0x1u
 /* an offline job preempted on this card is suspended on all its cards of the node */

@@ -274,6 +274,7 @@ static void prepare(const struct world *w, struct machine *m)
     qp_init(c);
     c->idle_release_ns = m->idle_release_ns;
     c->online_delay_ns = m->online_delay_ns;
+    c->online_share = (uint32_t)m->online_share;
     c->slice_ns = m->slice_ns;
     c->cls[0].policy = m->policy[0];
     c->cls[1].policy = m->policy[1];

@@ -127,7 +127,7 @@ struct machine {
     /* from the trace */
     uint32_t policy[2];
     uint64_t idle_release_ns, slice_ns, window_ns, switch_ns, timeslice_ns, arbiter_ns, tenant_ns,
-        queue_depth, online_delay_ns;
+        queue_depth, online_delay_ns, online_share;
 
     /* now */
     uint32_t number, nactors, nrunning;

@@ -5,7 +5,7 @@
  *
  *   world SEED DURATION BINS CARDS TENANTS PROGRAMS
  *   card POLICY_ONLINE POLICY_OFFLINE IDLE_RELEASE SLICE WINDOW SWITCH TIMESLICE ARBITER TENANT
- *       QUEUE ONLINE_DELAY
+ *       QUEUE ONLINE_DELAY ONLINE_SHARE
  *   program N  KERNELS LENGTH COPY GAP  KERNELS LENGTH ...
  *   tenant CARD CLASS SHARE PROCS START STOP LOAD PERIOD KERNELS GAP FREE LIE  N LENGTH...  N FROM
  *       TO...
@@ -61,7 +61,7 @@ static bool read_card(FILE *in, struct machine *m)
            number(in, 0, HOUR, &m->window_ns) && number(in, 0, HOUR, &m->switch_ns) &&
            number(in, 1000, HOUR, &m->timeslice_ns) && number(in, 0, HOUR, &m->arbiter_ns) &&
            number(in, 0, HOUR, &m->tenant_ns) && number(in, 1, 1000000, &m->queue_depth) &&
-           number(in, 0, HOUR, &m->online_delay_ns);
+           number(in, 0, HOUR, &m->online_delay_ns) && number(in, 0, 100, &m->online_share);
 }
 
 static bool read_stretch(FILE *in, struct stretch *s)

@@ -23,6 +23,7 @@ BOUNDS = {
     "lease_ms": (100, 600_000),
     "grace_ms": (0, 600_000),
     "online_delay_us": (0, 100_000),
+    "online_share": (0, 100),
 }
 
 
@@ -38,10 +39,10 @@ def test_settings_of_a_card_are_taken_within_their_bounds_alone(tmp_path: Path) 
                 assert error.value.errno == errno.EINVAL, (name, outside)
 
 
-def test_card_of_another_size_or_with_reserved_bits_is_refused(tmp_path: Path) -> None:
+def test_card_of_another_size_or_with_unknown_flags_is_refused(tmp_path: Path) -> None:
     good = card_message(settings(online_delay_us=2000))
     used = abi.CtlCard.from_buffer_copy(good)
-    used.reserved = 1
+    used.flags |= 1 << 31
     old = bytearray(bytes(good)[: abi.CtlCard.online_delay_us.offset])
     abi.MsgHead.from_buffer(old).size = len(old)
     with arbiter(tmp_path) as one, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:

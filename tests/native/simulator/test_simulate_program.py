@@ -54,6 +54,7 @@ def test_any_trace_ends_and_adds_up(seed: int) -> None:
     policies = [rng.randint(1, 3), rng.randint(1, 3)]
     card = [*policies, rng.choice([0, 100 * MS]), 2 * MS, 500 * US, rng.choice([0, 500 * US]), MS]
     card += [rng.choice([0, 30 * US]), rng.choice([0, 40 * US]), 1024, rng.choice([0, MS])]
+    card += [rng.choice([0, 5])]
     programs = [random_program(rng) for _ in range(PROGRAMS)]
     head = f"world {seed} {1200 * MS} 60 1 {len(tenants)} {PROGRAMS}\ncard "
     done = run("\n".join([head + " ".join(map(str, card)), *programs, *tenants]))
@@ -69,7 +70,7 @@ def test_any_trace_ends_and_adds_up(seed: int) -> None:
 
 
 GOOD = (
-    "world 1 1000000 60 1 1 1\ncard 3 3 0 2000000 500000 0 1000000 0 0 1024 0\n"
+    "world 1 1000000 60 1 1 1\ncard 3 3 0 2000000 500000 0 1000000 0 0 1024 0 0\n"
     "program 1 3 1000 0 500\ntenant 0 2 50 0 9 0 0 1 0 0 0 1 1000 0"
 )
 

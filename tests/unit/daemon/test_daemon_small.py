@@ -250,10 +250,12 @@ def test_card_is_sent_to_the_arbiter_as_configured(more, together):
 
 
 @pytest.mark.parametrize(
-    ("release", "told_ms", "delay_us"),
-    [("auto", 100, 1500), ("20ms", 20, 0), ("100ms", 100, 0)],
+    ("release", "told_ms", "delay_us", "share"),
+    [("auto", 100, 1500, 5), ("20ms", 20, 0, 0), ("100ms", 100, 0, 0)],
 )
-def test_auto_is_sent_to_the_arbiter_as_100_ms_and_the_delay(release, told_ms, delay_us):
-    config = parse_config(CONFIG + f"enforcer: {{idle_release: {release}, online_delay: 1500us}}")
+def test_auto_is_sent_to_the_arbiter_as_100_ms_and_the_delay(release, told_ms, delay_us, share):
+    more = f"idle_release: {release}, online_delay: 1500us, online_share: 5%"
+    config = parse_config(CONFIG + f"enforcer: {{{more}}}")
     told = card_settings(config, "GPU-1", plan_card(config, config.node("n1"), 0, "GPU-1"))
     assert (told.idle_release_ms, told.online_delay_us) == (told_ms, delay_us)
+    assert told.online_share == share

@@ -39,6 +39,7 @@ def test_a_card_without_entries_follows_classes_and_enforcer():
         "window": "275us",
         "idle_release": "100ms",
         "online_delay": "1ms",
+        "online_share": "off",
         "hardware": "auto",
         "policy.online": "burst-share",
         "policy.offline": "burst-share",
@@ -105,6 +106,21 @@ def test_a_live_change_to_auto_and_back() -> None:
     assert released(back) == ("50ms", "0ns")
 
 
+def test_online_share_counts_with_auto_only() -> None:
+    config = parse_config(TEXT + "enforcer: {idle_release: auto, online_share: 05%}")
+    wide = plan_card(config, config.node("n3"), 0, "GPU-x")
+    assert (wide.share(), wide.value("online_share")) == (5, "5%")
+    changes = parse_words(["online_share=20%"])
+    assert plan_card(config, config.node("n3"), 0, "GPU-x", changes).share() == 20
+    assert (
+        plan_card(config, config.node("n3"), 0, "GPU-x", parse_words(["online_share=off"])).share()
+        == 0
+    )
+    assert plan("n3", 0, **changes).share() == 0, "idle_release is a duration"
+    off = parse_config(TEXT + "enforcer: {idle_release: auto, online_share: off}")
+    assert plan_card(off, off.node("n3"), 0, "GPU-x").share() == 0, "YAML reads false"
+
+
 def test_isolation_none_of_the_enforcer_is_both_classes():
     config = parse_config(TEXT + "enforcer: {isolation: none}")
     assert set(plan_card(config, config.node("n3"), 0, "GPU-x").isolation.values()) == {"none"}
@@ -149,6 +165,10 @@ def test_one_word_counts_for_both_classes():
         (["online_delay=auto"], "online_delay=auto is refused: 'auto' is not a duration"),
         (["online_delay=99us"], "99us is outside 100us to 100ms; write for example 100us"),
         (["online_delay=101ms"], "101ms is outside 100us to 100ms; write for example 100ms"),
+        (["online_share=5"], "'5' is neither off nor 1% to 100%; write for example 5%"),
+        (["online_share=0%"], "'0%' is neither off nor 1% to 100%"),
+        (["online_share=101%"], "'101%' is neither off nor 1% to 100%"),
+        (["online_share=4.5%"], "'4.5%' is neither off nor 1%"),
         (["policy.online=fair"], "'best-effort', 'fixed-share' or 'burst-share'"),
         (["policy.batch=best-effort"], "there is no setting 'policy.batch'"),
         (["isolation=off"], "isolation.online=off is refused"),

@@ -150,8 +150,11 @@ def test_a_tenant_is_read_as_the_structure_says() -> None:
 
 
 def test_the_settings_of_a_card_are_in_its_message() -> None:
-    plain, told = (card_message(CardSettings("GPU-1", **kw)) for kw in ({}, {"online_delay_us": 2}))
-    assert (plain.head.size, plain.online_delay_us, plain.reserved) == (104, 0, 0)
-    assert (told.idle_release_ms, told.online_delay_us, told.reserved) == (100, 2, 0)
+    plain, told = (
+        card_message(CardSettings("GPU-1", **kw))
+        for kw in ({}, {"online_delay_us": 2, "online_share": 5})
+    )
+    assert (plain.head.size, plain.online_delay_us, plain.online_share) == (104, 0, 0)
+    assert (told.idle_release_ms, told.online_delay_us, told.online_share) == (100, 2, 5)
     with pytest.raises(abi.AbiError, match="online_delay_us is -1; it must lie between 0 and"):
         card_message(CardSettings("GPU-1", online_delay_us=-1))

@@ -69,9 +69,14 @@
 /* times: Offline's coming before idle_release is worth this many times what online waits for it to
  * leave. Evidence: simulator (docs/measurements/2026-11-29-gaps-simulated.md). */
 #define QP_ENTRY_COST 4u
-/* count: Starts of online that an offline tenant pays with for one late leave, per offline tenant:
- * fewer than one start in a hundred is late. Evidence: promise (docs/specs/scheduling.md). */
+/* count: Starts of online that an offline tenant pays with for each online_delay of a late leave,
+ * per offline tenant: fewer than one start in a hundred is late. Evidence: promise
+ * (docs/specs/scheduling.md). */
 #define QP_LATE_COST 128u
+/* ns: What online loses besides, if it finds offline on the card: its ring, the change of context,
+ * the wake-up of the thread that was held. Evidence: simulator
+ * (docs/measurements/2026-11-29-gaps-simulated.md). */
+#define QP_TAKE_NS 150000ll
 /* count: Gaps of online that are remembered; half of them are forgotten then. Evidence: simulator
  * (docs/measurements/2026-11-29-gaps-simulated.md). */
 #define QP_GAPS_KEPT 128u
@@ -194,6 +199,9 @@ struct qp_card {
     /* idle_release: auto. An offline tenant that leaves the card within it may come as soon as
      * online's work is done (policy_release.c); 0 = all wait for idle_release_ns */
     uint64_t online_delay_ns;
+    /* %, idle_release: auto. Of online's own time on the card, the part that offline's leaves may
+     * add; 0 = no limit */
+    uint32_t online_share;
     uint64_t slice_ns;
     uint64_t recovery_until_ns; /* offline stays closed until then; 0 = no recovery */
     uint32_t ungoverned;        /* 1: all gates open */
@@ -206,8 +214,11 @@ struct qp_card {
     int32_t fell_idle;        /* auto: the online tenant whose work ended last, or -1 */
     uint64_t hold_ns;         /* auto: offline waits this long at least */
     uint64_t release_ns;      /* the first offline tenant waits this long */
-    uint64_t leave_ns;        /* auto: mean time that offline took to leave; 0 = not known */
-    struct qp_class cls[2];   /* [0] online, [1] offline */
+    uint64_t leave_ns;        /* auto: mean time that leaves in time took; 0 = not known */
+    int64_t spare_ns;       /* auto, online_share: what leaves may take now; < 0 = they took more */
+    uint32_t beside;        /* auto: offline's work was still on the card beside online's */
+    uint32_t crowd;         /* auto: most online tenants on the card beside a leaving one */
+    struct qp_class cls[2]; /* [0] online, [1] offline */
     /* output */
     uint32_t preempting; /* 1: offline is closed for online */
     /* 1: a gate was closed while its tenant showed no work, and a launch may have passed it since

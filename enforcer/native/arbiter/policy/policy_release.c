@@ -65,8 +65,8 @@ static const struct qp_tenant *last_idle(const struct qp_card *c)
     return last;
 }
 
-/* Starts of online that a late leave costs. All offline tenants together are late at one start in
- * QP_LATE_COST at most. */
+/* Starts of online that a late leave costs at least. All offline tenants together are late at one
+ * start in QP_LATE_COST at most. */
 static uint32_t late_cost(const struct members *offline)
 {
     return offline->n * QP_LATE_COST;
@@ -90,20 +90,38 @@ static void online_returned(struct qp_card *c, const struct members *offline, ui
         c->tenant[offline->at[j]].owed -= c->tenant[offline->at[j]].owed > 0;
 }
 
-/* An offline tenant took this long to leave the card for online. What it owes is bounded, because a
- * tenant that leaves in time again must be able to come again. */
+/* An offline tenant took this long to leave the card for online. A late leave costs as often as
+ * online_delay fits into it. What it owes is bounded, because a tenant that leaves in time again
+ * must be able to come again. The hold is for those that leave in time: the others wait anyway. */
 static void note_leave(struct qp_card *c, struct qp_tenant *t, uint32_t cost, uint64_t leave)
 {
-    uint64_t shown = min_u64(leave, 2 * c->online_delay_ns);
-    c->leave_ns = c->leave_ns - c->leave_ns / 16 + shown / 16;
-    if (leave > c->online_delay_ns)
-        t->owed = t->owed < cost ? t->owed + cost : 2 * cost;
+    if (leave <= c->online_delay_ns) {
+        c->leave_ns = c->leave_ns - c->leave_ns / 16 + leave / 16;
+        return;
+    }
+    uint64_t times = min_u64(leave, QP_DRAIN_TIMEOUT_NS) / c->online_delay_ns;
+    uint64_t more = cost * max_u64(times, 1);
+    t->owed =
+        (uint32_t)min_u64(t->owed < more ? t->owed + more : max_u64(t->owed, 2 * more), UINT32_MAX);
+}
+
+/* The most online tenants with work on the card at once, since they want it. HOLD leaves each of
+ * them one kernel there, and the card divides its time: offline waits for theirs, too. */
+static void note_crowd(struct qp_card *c, bool begins)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->ntenants; i++) {
+        const struct qp_tenant *t = &c->tenant[i];
+        n += t->live && class_of(t) == ONLINE && t->undrained;
+    }
+    c->crowd = (uint32_t)max_u64(n, begins ? 1 : c->crowd);
 }
 
 /* Measures how long each offline tenant takes to leave the card when online wants it. Online's work
  * may end before: then nothing waited for it any more. */
 static void measure(struct qp_card *c, const struct members *offline, bool begins, uint64_t now)
 {
+    note_crowd(c, begins);
     for (uint32_t j = 0; j < offline->n; j++) {
         struct qp_tenant *t = &c->tenant[offline->at[j]];
         if (!c->online_delay_ns || t->held || t->suspended)
@@ -112,8 +130,9 @@ static void measure(struct qp_card *c, const struct members *offline, bool begin
             t->leaving_ns = now;
         if (!t->leaving_ns || (t->undrained && c->preempting))
             continue;
-        if (!t->undrained || now - t->leaving_ns > c->online_delay_ns)
-            note_leave(c, t, late_cost(offline), now - t->leaving_ns);
+        uint64_t leave = (now - t->leaving_ns) / c->crowd;
+        if (!t->undrained || leave > c->online_delay_ns)
+            note_leave(c, t, late_cost(offline), leave);
         t->leaving_ns = 0;
     }
 }
@@ -129,9 +148,37 @@ static bool any_quick(const struct qp_card *c, const struct members *offline)
     return false;
 }
 
+/* Is an offline tenant's work on the card? */
+static bool on_card(const struct qp_card *c, const struct members *offline)
+{
+    for (uint32_t j = 0; j < offline->n; j++) {
+        if (c->tenant[offline->at[j]].undrained)
+            return true;
+    }
+    return false;
+}
+
+/* online_share: what leaves take of online's time is paid with a part of its time without them.
+ * Little is saved, so the share holds in any ten seconds; and no more than one long kernel is owed,
+ * so that offline comes again. */
+static void account(struct qp_card *c, const struct members *offline, bool works, uint64_t now)
+{
+    int64_t most = (int64_t)c->online_delay_ns, least = -(int64_t)QP_DRAIN_TIMEOUT_NS;
+    int64_t passed = (int64_t)((works ? now : c->online_busy_ns) - c->last_ns);
+    if (!c->online_share || !most)
+        c->spare_ns = 0;
+    else if (c->online_working)
+        c->spare_ns += c->beside ? -passed : passed * c->online_share / 100;
+    else if (works && on_card(c, offline))
+        c->spare_ns -= QP_TAKE_NS;
+    c->spare_ns = c->spare_ns > most ? most : c->spare_ns < least ? least : c->spare_ns;
+    c->beside = works && on_card(c, offline);
+}
+
 void qp_release(struct qp_card *c, const struct members *offline, bool works, uint64_t now)
 {
     bool was = c->preempting;
+    account(c, offline, works, now);
     if (c->online_delay_ns && works && !c->online_working && c->online_busy_ns)
         online_returned(c, offline, now);
     if (c->online_delay_ns && !works && c->online_working) {
@@ -140,7 +187,7 @@ void qp_release(struct qp_card *c, const struct members *offline, bool works, ui
         c->leave_ns = c->leave_ns ? c->leave_ns : c->online_delay_ns / 2;
         c->hold_ns = t ? best_hold(t, c->leave_ns) : 0;
     }
-    bool quick = c->online_delay_ns && any_quick(c, offline);
+    bool quick = c->online_delay_ns && c->spare_ns >= 0 && any_quick(c, offline);
     c->release_ns = quick ? min_u64(c->hold_ns, c->idle_release_ns) : c->idle_release_ns;
     uint64_t since = works ? now : c->online_busy_ns;
     c->preempting = works || (since && now < since + c->release_ns);

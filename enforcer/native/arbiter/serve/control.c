@@ -34,7 +34,7 @@ static bool card_sane(const struct qg_ctl_card *m)
            m->slice_us <= 1000000 && m->lease_ms >= 100 && m->lease_ms <= 600000 &&
            m->grace_ms <= 600000 && policy_known(m->policy_online) &&
            policy_known(m->policy_offline) && !(m->flags & ~CARD_FLAGS) &&
-           m->online_delay_us <= 100000 && !m->reserved;
+           m->online_delay_us <= 100000 && m->online_share <= 100;
 }
 
 /* Ends the quantum in progress earlier where the slice was made shorter. */
@@ -56,6 +56,7 @@ static void card_apply(struct card *card, const struct qg_ctl_card *m, uint64_t 
     card->grace_ms = m->grace_ms;
     card->policy.idle_release_ns = m->idle_release_ms * QP_MS;
     card->policy.online_delay_ns = m->online_delay_us * 1000ull;
+    card->policy.online_share = m->online_share;
     card->policy.slice_ns = m->slice_us * 1000ull;
     card->policy.cls[0].policy = m->policy_online;
     card->policy.cls[1].policy = m->policy_offline;
