@@ -113,6 +113,18 @@ class Node(RuleBasedStateMachine):
         waiting = [job for job in self.jobs.values() if not job.started]
         return self.promised(uuid) + sum(job.caps.get(uuid, 0) for job in waiting)
 
+    def before(self, job: Known) -> list[Known]:
+        """Those away from its cards that left before it. It may return while the room of one of
+        them has not lasted yet, but only beside that room.
+        """
+        return [
+            other
+            for other in self.jobs.values()
+            if other.state == "checkpointed"
+            and (other.left, other.number) < (job.left, job.number)
+            and not other.caps.keys().isdisjoint(job.caps)
+        ]
+
     def pick(self, number: int) -> Known | None:
         running = [job for job in self.jobs.values() if job.started]
         return running[number % len(running)] if running else None
@@ -186,7 +198,7 @@ class Node(RuleBasedStateMachine):
 
     def finish(self, job: Known) -> None:
         if job.state == "leaving":
-            job.away, job.use, job.state, job.left = job.use, {}, "checkpointed", self.now
+            job.away, job.use, job.state = job.use, {}, "checkpointed"
         elif job.state == "returning":
             if all(self.free(uuid) >= size for uuid, size in job.away.items()):
                 job.use, job.away, job.state = job.away, {}, "resident"
@@ -221,22 +233,20 @@ class Node(RuleBasedStateMachine):
                 assert not job.reserving and job.state == "resident"
                 asks = self.jobs[other]
                 assert asks.reserving or (asks.since, asks.number) < (job.since, job.number)
-                job.state = "leaving"
+                job.state, job.left = "leaving", self.now
             case Return(_, to):
                 assert job.state == "checkpointed"
                 if to:
                     assert len(job.caps) == 1 and job.may_move and to not in job.caps
                     job.go_to(to)
+                before = self.before(job)
+                assert all(other.number in self.room for other in before), "it overtook one"
+                stay = [other.away for other in before if not self.room[other.number].to]
                 assert all(
-                    self.free(uuid) >= size + self.above(uuid) for uuid, size in job.away.items()
+                    self.free(uuid)
+                    >= size + self.above(uuid) + sum(away.get(uuid, 0) for away in stay)
+                    for uuid, size in job.away.items()
                 ), "it returned to memory that is kept for others"
-                assert not any(
-                    other.state == "checkpointed"
-                    and (other.left, other.number) < (job.left, job.number)
-                    and not other.may_move
-                    and not other.caps.keys().isdisjoint(job.caps)
-                    for other in self.jobs.values()
-                ), "it overtook one that left before it"
                 job.state = "returning"
             case Retry(_, uuid):
                 assert job.state == "resident"
@@ -284,6 +294,24 @@ class Node(RuleBasedStateMachine):
                     if (other.since, other.number) > (job.since, job.number)
                 )
                 assert self.free(uuid) - self.unused(uuid) + younger < want.size
+
+
+def test_one_whose_room_lasted_returns_beside_the_younger_room_of_one_that_left_before() -> None:
+    node = Node()
+    for cap, share in ((TOTAL, 30), (20, 100), (20, 100)):
+        node.reclaimable_comes(("a",), cap, share, moves=False)
+    node.grows(0, 100)
+    node.ends(0, shrinks=False)
+    first, second = node.jobs.values()
+    assert (first.state, second.state) == ("leaving", "leaving")
+    node.operation_ends(1, unable=False)
+    node.time_passes(1)
+    node.operation_ends(0, unable=False)
+    assert node.room == {first.number: Room(SECOND), second.number: Room(0)}
+    node.time_passes(9)
+    assert (first.state, second.state) == ("checkpointed", "returning")
+    node.time_passes(1)
+    assert (first.state, second.state) == ("returning", "returning")
 
 
 TestNode = Node.TestCase

@@ -64,6 +64,15 @@ def test_all_cards_are_closed_behind_the_first_that_has_no_room() -> None:
     assert decide(cards, [first, other], [], 0, {}, RULES).rooms == {}
 
 
+def test_room_that_lasted_is_not_waited_with_for_one_that_has_room_too() -> None:
+    """The first to leave may be away last: it had more to move."""
+    jobs, rooms = [away(1, 60, left=3), away(2, 10, left=7)], {1: Room(SECOND), 2: Room(0)}
+    found = decide([Card("a", 70)], jobs, [], 10 * SECOND, rooms, RULES)
+    assert (found.orders, found.rooms) == ((Return(2),), rooms)
+    short = decide([Card("a", 69)], jobs, [], 10 * SECOND, rooms, RULES)
+    assert (short.orders, short.rooms) == ((), {1: Room(SECOND)}), "that room is not taken"
+
+
 def test_of_jobs_that_left_at_once_the_lower_number_returns_first() -> None:
     assert room(30, away(2, 30, left=5), away(1, 30, left=5)) == {1}
     assert room(30, away(2, 30, left=4), away(1, 30, left=5)) == {2}
