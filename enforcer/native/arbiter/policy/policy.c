@@ -173,12 +173,19 @@ static bool holding(const struct qp_card *c, const struct members *offline, uint
     return false;
 }
 
+/* The last of the ways that a class may try. One open gate at a time bounds what online waits for. */
+static enum qp_way last_way(const struct qp_class *s, int k, const struct members m[2])
+{
+    if (is_fixed_share(s) || s->sliced || m[k].n < 2)
+        return QP_WAY_QUANTA;
+    return k == OFFLINE && m[ONLINE].registered ? QP_WAY_LEND : QP_WAY_OPEN;
+}
+
 /* Decides one class whose members may run now. */
 static void arbitrate(struct qp_card *c, int k, const struct members m[2], uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
-    bool bounded = k == OFFLINE && m[ONLINE].registered;
-    qp_choose_way(c, k, &m[k], !is_fixed_share(s) && !s->sliced && !bounded && m[k].n > 1, now);
+    qp_choose_way(c, k, &m[k], last_way(s, k, m), now);
     bool one_only = contended(c, k, m, now);
     int32_t open = one_only ? qp_choose_open(c, k, &m[k], now) : -1;
     if (!one_only) {

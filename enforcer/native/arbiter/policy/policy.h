@@ -135,10 +135,10 @@ struct qp_tenant {
     uint32_t owed;       /* starts of online, for leaving late */
     uint64_t leaving_ns; /* since when online wants the card that it is on; 0 = does not */
     /* policy_way.c */
-    uint32_t compared;                           /* 1: it was a member at the last decision */
+    uint32_t compared; /* 1: it was a member at the last decision */
     /* when the counts began */
     uint64_t launches_before, service_before_ns, had_work_before_ns;
-    uint64_t had_work_ns; /* time in which it was runnable */
+    uint64_t had_work_ns;                        /* time in which it was runnable */
     uint64_t quanta_launches, quanta_service_ns; /* when quanta were measured last */
     uint64_t best_launches;                      /* in the best_ns of its class */
     /* online, idle_release: auto: the gaps that began with the end of its work */
@@ -170,20 +170,20 @@ struct qp_class {
     uint64_t charged_until_ns; /* time before this has been charged */
     int64_t began_deficit_ns;  /* of the current tenant, when its quantum began, and its weight */
     int64_t began_weight;
-    uint64_t drain_from_ns;    /* when the draining tenant's gate was closed */
+    uint64_t drain_from_ns; /* when the draining tenant's gate was closed */
     /* policy_way.c */
-    uint32_t way;           /* enum qp_way: taken now, to try it or as the best one */
-    uint32_t trial;         /* 1: it is only tried, and its launches are counted */
-    uint32_t best;           /* enum qp_way: of those tried so far */
-    uint32_t best_by_weight; /* the same without open gates */
-    uint32_t members;        /* at the last decision */
-    uint32_t reserved;
-    uint64_t counts_from_ns;   /* since when launches are counted */
+    uint32_t way;              /* enum qp_way: taken now, to try it or as the best one */
+    uint32_t trial;            /* 1: it is only tried, and its launches are counted */
+    uint32_t best;             /* enum qp_way: of those tried so far */
+    uint32_t best_by_weight;   /* the same without open gates */
+    uint32_t members;          /* at the last decision */
+    uint32_t last_way;         /* enum qp_way: the last one that may be tried */
+    uint64_t counted_ns;       /* for how long launches are counted, without time for online */
     uint64_t settled_until_ns; /* when the next comparison begins */
-    uint64_t look_ns;       /* when the counts are looked at next */
-    uint64_t rest_ns;       /* for how long the next result holds */
-    uint64_t unused_ns;     /* of the quanta of this trial, while others waited */
-    uint64_t best_ns;       /* time in which best_launches of the members were counted */
+    uint64_t look_ns;          /* when the counts are looked at next */
+    uint64_t rest_ns;          /* for how long the next result holds */
+    uint64_t unused_ns;        /* of the quanta of this trial, while others waited */
+    uint64_t best_ns;          /* time in which best_launches of the members were counted */
 };
 
 /* fixed-share: use in the last second. */

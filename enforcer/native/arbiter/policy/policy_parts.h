@@ -95,7 +95,8 @@ uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint
 void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 
 /* policy_way.c: how the members share the card */
-void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool free, uint64_t now);
+void qp_choose_way(struct qp_card *c, int k, const struct members *m, enum qp_way last,
+                   uint64_t now);
 uint64_t qp_way_wake(const struct qp_card *c, int k);
 
 /* policy_budget.c: fixed-share */

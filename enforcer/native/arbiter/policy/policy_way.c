@@ -38,7 +38,7 @@ static uint64_t look_after(const struct qp_class *s)
 static void begin_counts(struct qp_card *c, struct qp_class *s, const struct members *m,
                          uint64_t now)
 {
-    s->counts_from_ns = now;
+    s->counted_ns = 0;
     s->look_ns = now + look_after(s);
     s->unused_ns = 0;
     for (uint32_t j = 0; j < m->n; j++) {
@@ -82,7 +82,7 @@ static void settle_way(struct qp_card *c, struct qp_class *s, const struct membe
     take_way(c, s, m, way);
     begin_counts(c, s, m, now);
     s->settled_until_ns = now + s->rest_ns;
-    s->look_ns = way == QP_WAY_OPEN ? s->look_ns : s->settled_until_ns;
+    s->look_ns = way == QP_WAY_OPEN ? now + QP_WAY_NS : s->settled_until_ns;
     s->rest_ns = min_u64(2 * s->rest_ns, QP_WAY_REST_NS);
 }
 
@@ -92,16 +92,15 @@ static uint64_t counted(const struct qp_tenant *t)
 }
 
 /* What the best way so far would have given it since the trial began. */
-static uint64_t expected(const struct qp_class *s, const struct qp_tenant *t, uint64_t now)
+static uint64_t expected(const struct qp_class *s, const struct qp_tenant *t)
 {
-    return s->best_ns ? t->best_launches * (now - s->counts_from_ns) / s->best_ns : 0;
+    return s->best_ns ? t->best_launches * s->counted_ns / s->best_ns : 0;
 }
 
 /* Have the counts become large enough? */
-static bool is_complete(struct qp_card *c, const struct qp_class *s, const struct members *m,
-                        uint64_t now)
+static bool is_complete(struct qp_card *c, const struct qp_class *s, const struct members *m)
 {
-    uint64_t age = now - s->counts_from_ns, least = WAY_LAUNCHES;
+    uint64_t age = s->counted_ns, least = WAY_LAUNCHES;
     for (uint32_t j = 0; j < m->n; j++) {
         uint64_t n = counted(member(c, m, j));
         least = n ? min_u64(least, n) : least; /* one without any launch has no say */
@@ -122,26 +121,24 @@ static void count_unused(struct qp_card *c, int k, const struct members *m, uint
 }
 
 /* What its part by weight is worth: its launches in as much time of its own quanta. */
-static uint64_t guaranteed(const struct qp_class *s, const struct qp_tenant *t, int64_t sum,
-                           uint64_t now)
+static uint64_t guaranteed(const struct qp_class *s, const struct qp_tenant *t, int64_t sum)
 {
-    uint64_t own = (now - s->counts_from_ns) * (uint64_t)weight(s, t) / (uint64_t)sum;
+    uint64_t own = s->counted_ns * (uint64_t)weight(s, t) / (uint64_t)sum;
     return t->quanta_service_ns ? t->quanta_launches * own / t->quanta_service_ns : 0;
 }
 
 /* Does a member lose by this way? Lending keeps the weights, so there it is enough that each has
  * what its part by weight is worth: a tenant that filled pauses before may get less. */
-static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct members *m,
-                      uint64_t now)
+static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct members *m)
 {
     int64_t sum = 0;
     for (uint32_t j = 0; j < m->n; j++)
         sum += weight(s, member(c, m, j));
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = member(c, m, j);
-        uint64_t due = expected(s, t, now), got = counted(t);
+        uint64_t due = expected(s, t), got = counted(t);
         if (s->way == QP_WAY_LEND)
-            due = min_u64(due, guaranteed(s, t, sum, now));
+            due = min_u64(due, guaranteed(s, t, sum));
         if (due > got && due - got > due / WAY_PART + 2)
             return true;
     }
@@ -149,13 +146,12 @@ static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct 
 }
 
 /* Do all together gain? Each counts by its own launches, as these differ in length. */
-static bool all_gain(struct qp_card *c, const struct qp_class *s, const struct members *m,
-                     uint64_t now)
+static bool all_gain(struct qp_card *c, const struct qp_class *s, const struct members *m)
 {
     uint64_t parts = 0, n = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = member(c, m, j);
-        uint64_t due = expected(s, t, now);
+        uint64_t due = expected(s, t);
         if (!due)
             continue;
         n++;
@@ -183,11 +179,11 @@ static void charge_open(struct qp_card *c, int k, const struct members *m)
 }
 
 /* The way that was measured just now is the best one so far. */
-static void note_best(struct qp_card *c, struct qp_class *s, const struct members *m, uint64_t now)
+static void note_best(struct qp_card *c, struct qp_class *s, const struct members *m)
 {
     s->best_by_weight = s->way == QP_WAY_OPEN ? s->best_by_weight : s->way;
     s->best = s->way;
-    s->best_ns = now - s->counts_from_ns;
+    s->best_ns = s->counted_ns;
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = member(c, m, j);
         t->best_launches = counted(t);
@@ -203,16 +199,16 @@ static void note_best(struct qp_card *c, struct qp_class *s, const struct member
 static void end_trial(struct qp_card *c, int k, const struct members *m, bool loses, uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
-    if (s->way == QP_WAY_QUANTA && s->unused_ns <= (now - s->counts_from_ns) / WAY_PART) {
+    if (s->way == QP_WAY_QUANTA && s->unused_ns <= s->counted_ns / WAY_PART) {
         begin_trial(c, s, m, QP_WAY_QUANTA, now);
         return;
     }
-    bool better = s->way == QP_WAY_QUANTA || (!loses && all_gain(c, s, m, now));
+    bool better = s->way == QP_WAY_QUANTA || (!loses && all_gain(c, s, m));
     if (better)
-        note_best(c, s, m, now);
+        note_best(c, s, m);
     else if (s->way == QP_WAY_OPEN)
         charge_open(c, k, m);
-    if (s->way == QP_WAY_OPEN)
+    if (s->way == s->last_way)
         settle_way(c, s, m, s->best, now);
     else
         begin_trial(c, s, m, s->way + 1, now);
@@ -220,13 +216,12 @@ static void end_trial(struct qp_card *c, int k, const struct members *m, bool lo
 
 /* Launches a member less than in the trial of open gates, although it had work all the time? Then
  * others need more of the card than they did, or one of them hogs it. */
-static bool any_suffers(struct qp_card *c, const struct qp_class *s, const struct members *m,
-                        uint64_t now)
+static bool any_suffers(struct qp_card *c, const struct qp_class *s, const struct members *m)
 {
-    uint64_t age = now - s->counts_from_ns;
+    uint64_t age = s->counted_ns;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = member(c, m, j);
-        uint64_t due = expected(s, t, now), got = counted(t);
+        uint64_t due = expected(s, t), got = counted(t);
         bool had_work = t->had_work_ns - t->had_work_before_ns >= age - age / WAY_LOOKS;
         if (had_work && due > got && due - got > due / 4 + 2)
             return true;
@@ -239,7 +234,7 @@ static bool any_suffers(struct qp_card *c, const struct qp_class *s, const struc
 static void review_settled(struct qp_card *c, struct qp_class *s, const struct members *m,
                            uint64_t now)
 {
-    if (s->way == QP_WAY_OPEN && any_suffers(c, s, m, now)) {
+    if (s->way == QP_WAY_OPEN && any_suffers(c, s, m)) {
         settle_way(c, s, m, s->best_by_weight, now);
     } else if (now >= s->settled_until_ns) {
         begin_trial(c, s, m, QP_WAY_QUANTA, now);
@@ -261,22 +256,25 @@ static bool has_changed(struct qp_card *c, struct qp_class *s, const struct memb
     return changed;
 }
 
-/* Chooses the way of a class. `free`: it may leave quanta. */
-void qp_choose_way(struct qp_card *c, int k, const struct members *m, bool free, uint64_t now)
+/* Chooses the way of a class. `last`: the last way that it may try. */
+void qp_choose_way(struct qp_card *c, int k, const struct members *m, enum qp_way last,
+                   uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
-    bool changed = has_changed(c, s, m);
+    bool changed = has_changed(c, s, m) || s->last_way != last, free = last != QP_WAY_QUANTA;
+    s->last_way = last;
     if (changed || !free) {
         s->rest_ns = QP_WAY_REST_LEAST_NS;
         begin_trial(c, s, m, QP_WAY_QUANTA, now);
         s->look_ns = free ? s->look_ns : QP_NEVER;
         return;
     }
+    s->counted_ns += s->resumed ? now - c->last_ns : 0;
     count_unused(c, k, m, now);
     if (now < s->look_ns)
         return;
-    bool complete = is_complete(c, s, m, now);
-    bool loses = s->trial && s->way != QP_WAY_QUANTA && any_loses(c, s, m, now);
+    bool complete = is_complete(c, s, m);
+    bool loses = s->trial && s->way != QP_WAY_QUANTA && any_loses(c, s, m);
     if (!s->trial)
         review_settled(c, s, m, now);
     else if (complete || (loses && s->way == QP_WAY_OPEN))
