@@ -281,3 +281,29 @@ def test_auto_releases_who_left_in_time_and_not_who_was_late(tmp_path: Path) -> 
         assert offline.closed and offline.flags & abi.GATE_WHY_PREEMPTED
         link.card(settings(idle_release_ms=0))
         wait_for(lambda: not offline.closed, "the setting is changed while it waits")
+
+
+def test_online_that_waits_for_room_at_hold_is_not_idle(tmp_path: Path) -> None:
+    """Its first launch is over and its second one waits: offline comes only when that is doubted,
+    after 5 ms. It used to come at once under auto.
+    """
+    on, off = grant(1, "online"), grant(2, "offline")
+    auto = {"idle_release_ms": 60_000, "online_delay_us": 100}
+    with arbiter(tmp_path) as one, prepare(one, on, off, **auto) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        took = []
+        for _ in range(12):
+            wait_for(
+                lambda: not offline.closed and online.flags & abi.GATE_NOTIFY, "online is idle"
+            )
+            assert online.begin()
+            wait_for(lambda: offline.closed, "offline closed by the online launch")
+            wait_for(lambda: tenant_stats(link, 1).busy, "the launch is seen")
+            online.slot.queued = 1
+            ended = time.monotonic_ns()
+            online.finish()
+            while offline.closed:
+                assert time.monotonic_ns() < ended + 20_000_000_000
+            took.append(time.monotonic_ns() - ended)
+            online.slot.queued = 0
+        assert sorted(took)[len(took) // 2] > 3_000_000, took
