@@ -97,7 +97,8 @@ def judged(found: Mapping[str, Outcome]) -> Iterator[Figure]:
     worst = min(harvests, key=lambda k: harvests[k])
     rest = [name for name in found if name not in harvests]
     nothing = f"; no pause to speak of at {', '.join(rest)}" if rest else ""
-    note = f"(worst at {worst}; {_each(harvests)}{nothing})"
+    use = _each({name: o.card_use for name, o in found.items()})
+    note = f"(worst at {worst}; {_each(harvests)}{nothing}; card use: {use})"
     yield Figure("harvest_ratio", harvests[worst], "", HARVEST, ">=", 1, note, detail=harvests)
     ratios = {k: o.p99_ratio for k, o in found.items()}
     worst = max(ratios, key=lambda k: ratios[k])

@@ -15,6 +15,7 @@ from rich.console import Console
 from cli.demo.jobs import Cluster, Timeout
 from cli.demo.memory import MemoryStory
 from cli.demo.promises import Promises
+from cli.demo.release import ReleaseStory
 from cli.demo.story import Story
 from cli.program import program
 from cli.sandbox.cluster import Sandbox
@@ -34,6 +35,7 @@ def _main_job(sandbox: Sandbox, promises: Promises, console: Console) -> None:
     story.sudden_death()
     story.refusals()
     story.accounts()
+    ReleaseStory(story.cluster, promises, console).play()
 
 
 def _memory(sandbox: Sandbox, promises: Promises, console: Console) -> None:

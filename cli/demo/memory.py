@@ -37,7 +37,7 @@ class MemoryStory:
     def play(self) -> None:
         """Submit both, and look at the card meanwhile."""
         self.console.print(
-            f"\n[bold]7. An offline job of {AWAY_GIB} GiB leaves a card of {CARD_GIB} GiB for an"
+            f"\n[bold]8. An offline job of {AWAY_GIB} GiB leaves a card of {CARD_GIB} GiB for an"
             f" online one of {HERE_GIB}[/]",
             highlight=False,
         )

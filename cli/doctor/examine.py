@@ -43,6 +43,7 @@ NODE: tuple[Step, ...] = (
     node.arbiter,
     node.memory,
     node.hardware,
+    node.idle_release,
     reclaim.checkpoints,
     node.state_dir,
     *BARE,

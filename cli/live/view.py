@@ -111,6 +111,7 @@ def _card_line(card: CardState) -> Text:
     )
     text = Text(f"  card {number(card.index)} {printable(card.name):<10.10} ")
     text.append(f"{bar(used)} {number(card.util):>3} % ", "green")
+    text.append(f"use {number(card.use):>3} % ")
     text.append(f"{bar(memory, 12)} {gib(card.mem_used):>5}/{gib(card.mem_total)} GiB ", "blue")
     text.append(f"online {card.granted_online} %")
     return text

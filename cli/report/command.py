@@ -14,11 +14,13 @@ from pathlib import Path
 import click
 
 from cli.jobs import extensions
-from cli.output import fail, form_of, say, show, user_name
+from cli.output import aligned, fail, form_of, say, show, user_name
+from cli.report import cards as report_cards
 from cli.report import groups as report_groups
 from cli.report import ledgers
+from cli.report.advice import advice
 from cli.report.ledgers import Found, Place, Question
-from cli.report.model import JobReport, advice, build
+from cli.report.model import JobReport, build
 from cli.report.text import lines
 from gres.config.site import ConfigError, load_config
 from gres.grant.store import RUN_BASE
@@ -209,15 +211,21 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
     grouped, total = report_groups.groups(
         jobs, found.rows, by, question.since_ns, question.until_ns
     )
+    cards = report_cards.card_uses(found.rows, question.since_ns, question.until_ns)
     if asked.html is not None:
         from cli.report.html import write_window
 
-        write_window(Path(asked.html), grouped, total, found.rows, where, (since, until))
+        write_window(Path(asked.html), (grouped, total), cards, found.rows, where, (since, until))
     body = report_groups.body(grouped, total, by, {"since": since, "until": until}) | {
-        "notes": found.problems
+        "cards": [card.as_json() for card in cards],
+        "notes": found.problems,
     }
     table = [list(report_groups.HEADER), *report_groups.rows_of(grouped, total)]
     show(body, table, asked.form, left=1)
+    if asked.form == "table" and cards:
+        click.echo("\n" + "\n".join(aligned(report_cards.lines(cards), 1)))
+        for line in report_cards.advice(cards):
+            click.echo(f"* {line}")
     if asked.form != "json":
         for note in found.problems:
             say("report", note)

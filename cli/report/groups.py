@@ -31,11 +31,12 @@ HEADER = (
     "HELD_H",
     "HARVEST_H",
     "SUSPENDED_H",
+    "IDLE_H",
     "DENIED",
     "PREEMPTED",
 )
 
-SUMS = ("used_s", "held_s", "harvest_s", "suspended_s", "denied", "preempted")
+SUMS = ("used_s", "held_s", "harvest_s", "suspended_s", "idle_s", "denied", "preempted")
 Number = TypeVar("Number", int, float)
 
 
@@ -56,6 +57,7 @@ class Group:
     held_s: float | None = None
     harvest_s: float | None = None
     suspended_s: float | None = None
+    idle_s: float | None = None  # of suspended_s, without work on the card
     denied: int | None = None
     preempted: int | None = None
 
@@ -154,6 +156,7 @@ def _count(group: Group, granted: float, rows: Sequence[Row], since: int, until:
             group.held_s = _plus(group.held_s, _part(usage.held_ns, part))
         group.harvest_s = _plus(group.harvest_s, _part(usage.harvest_ns, part))
         group.suspended_s = _plus(group.suspended_s, _part(usage.closed_preempted_ns, part))
+        group.idle_s = _plus(group.idle_s, _part(usage.closed_idle_ns, part))
         group.denied = _plus(group.denied, usage.denied)
         group.preempted = _plus(group.preempted, usage.preemptions)
 
@@ -195,6 +198,7 @@ def _line(group: Group) -> list[str]:
         hours(group.held_s),
         hours(group.harvest_s),
         hours(group.suspended_s),
+        hours(group.idle_s),
         count(group.denied),
         count(group.preempted),
     ]

@@ -13,10 +13,12 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from cli.report import cards as report_cards
 from cli.report import groups as report_groups
 from cli.report import plots as report_plots
+from cli.report.advice import advice
 from cli.report.ledgers import Place, Row
-from cli.report.model import JobReport, advice
+from cli.report.model import JobReport
 from cli.report.plots import PlotError
 from cli.report.text import lines
 from enforcer.ledger.read import card_series, reading
@@ -98,6 +100,7 @@ def write_jobs(
         header=header,
         lines=table,
         left=5,
+        cards=[],
         advice=[line for report in reports for line in advice(report)],
         plots=_plots(rows, where, since, max(until, since + 1)),
     )
@@ -106,8 +109,8 @@ def write_jobs(
 
 def write_window(
     path: Path,
-    groups: Sequence[report_groups.Group],
-    total: report_groups.Group,
+    grouped: tuple[Sequence[report_groups.Group], report_groups.Group],
+    cards: Sequence[report_cards.CardUse],
     rows: Sequence[Row],
     where: Sequence[Place],
     window: tuple[int, int],
@@ -118,9 +121,10 @@ def write_window(
         title="qgpu: use of the cards",
         subtitle=f"{_stamp(since)} to {_stamp(until)}.",
         header=list(report_groups.HEADER),
-        lines=report_groups.rows_of(groups, total),
+        lines=report_groups.rows_of(*grouped),
         left=1,
-        advice=[],
+        cards=report_cards.lines(cards) if cards else [],
+        advice=report_cards.advice(cards),
         plots=_plots(rows, where, since, until),
     )
     path.write_text(page, encoding="utf-8")

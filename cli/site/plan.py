@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from cli.setup.host import find_slurm_conf
 from gres.config.hostlist import expand
+from gres.config.levels import LONG_RELEASE, plan_card
 from gres.config.sentences import shown
 from gres.config.site import Config, ConfigError, NodeGroup, load_config
 from gres.grant.tag import Tag
@@ -46,6 +48,7 @@ class Plan:
     nodes: tuple[str, ...]
     node_count: int
     class_note: str = ""
+    releases: tuple[tuple[str, str], ...] = ()  # idle_release and online_delay of these nodes
 
     def as_dict(self) -> dict[str, Any]:
         """The plan for --json; memory also in bytes."""
@@ -70,6 +73,7 @@ class Plan:
             "model": self.decision.model,
             "nodes": list(self.nodes),
             "node_count": self.node_count,
+            "idle_release": [value for value, _ in self.releases] if shared else None,
         }
 
 
@@ -99,8 +103,27 @@ def make_plan(job: Submission, config: Config, memory: HostDefault | None = None
             f" (by default: qgpu.yaml maps no QOS {job.qos!r}; whether Slurm has it is not known"
             " here)"
         )
-    return Plan(
-        decision, gres, tables.tag_field, tuple(group.names for group in groups), count, note
+    names = tuple(group.names for group in groups)
+    return Plan(decision, gres, tables.tag_field, names, count, note, _releases(config, groups))
+
+
+def _releases(config: Config, groups: Iterable[NodeGroup]) -> tuple[tuple[str, str], ...]:
+    """The values on the cards of each group's first node."""
+    nodes = [config.node(expand(group.names)[0]) for group in groups]
+    plans = [plan_card(config, node, card.index, "") for node in nodes for card in node.cards]
+    return tuple(sorted({(str(p.idle_release), str(p.online_delay)) for p in plans}))
+
+
+def _release_text(release: str, delay: str) -> str:
+    """When offline comes after online's work, with this value and with auto."""
+    if release == "auto":
+        return (
+            f"auto: after online's work offline comes at once if it leaves the card within {delay},"
+            f" else after {LONG_RELEASE}"
+        )
+    return (
+        f"{release}: offline comes so long after online's work; with auto it comes at once if it"
+        f" leaves the card within {delay}"
     )
 
 
@@ -145,6 +168,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
             ),
             ("reserved", f"{plan.decision.shards} of the card's 100 shards{_unbooked(tag)}"),
             *_host_rows(plan.decision, tag),
+            *(("idle_release", _release_text(*each)) for each in plan.releases),
         ]
     names = ",".join(plan.nodes)
     nodes = (

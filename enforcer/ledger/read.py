@@ -53,6 +53,7 @@ FOR_TOTALS = frozenset(
         "sampled_at",
         "held_ns",
         "harvest_ns",
+        "closed_idle_ns",
     }
 )
 

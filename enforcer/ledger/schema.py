@@ -17,7 +17,7 @@ COUNTERS = (
     "closed_preempted_ns",
     "closed_share_ns",
 )
-OPTIONAL = ("closed_suspended_ns", "held_ns")
+OPTIONAL = ("closed_suspended_ns", "held_ns", "closed_idle_ns")
 PEAKS = ("mem_peak", "gate_close_max_ns")
 MIB = 1 << 20
 FINE_S, COARSE_S = 10, 300  # widths of the series' buckets
@@ -50,6 +50,7 @@ class Sample(NamedTuple):
     gate_close_max_ns: int = 0
     closed_suspended_ns: int | None = None
     held_ns: int | None = None
+    closed_idle_ns: int | None = None
     mem_used: int | None = None
     close_hist: tuple[int, ...] | None = None
 
@@ -100,6 +101,7 @@ class Usage(NamedTuple):
     mem_seen_ms: int | None = None
     fetched: int | None = None  # 1: a task fetched the grant, 0: none did until its end
     reclaimed_ns: int | None = None  # its memory was away for other jobs
+    closed_idle_ns: int | None = None  # of closed_preempted_ns: no job was on the card
 
     @property
     def key(self) -> tuple[int, str, int]:

@@ -50,6 +50,7 @@ COUNTERS: dict[str, tuple[str, float, str]] = {
         1e-9,
         "Time it was runnable while online jobs had the card.",
     ),
+    "closed_idle_ns": ("qgpu_preempted_idle_seconds", 1e-9, "The part without work on the card."),
     "closed_share_ns": (
         "qgpu_throttled_seconds",
         1e-9,
@@ -122,6 +123,11 @@ class NodeCollector(Collector):
             "qgpu_card_utilization_ratio",
             "By NVML.",
             lambda c: None if c.util is None else c.util / 100,
+        )
+        yield family(
+            "qgpu_card_use_ratio",
+            "Part of the time since the last sample in which tenants were on the card.",
+            lambda c: _over(c.use, 100),
         )
         yield family("qgpu_card_tenants", "Grants on the card.", lambda c: len(c.tenants))
         yield family(

@@ -55,7 +55,9 @@ class TenantState:
 
 @dataclass(frozen=True)
 class CardState:
-    """One card with its tenants. `util` is the driver's figure for the whole card."""
+    """One card with its tenants. `util` is the driver's figure for the whole card, `use` the sum
+    of all tenants' use since the last sample, in percent.
+    """
 
     uuid: str
     index: int | None
@@ -65,6 +67,7 @@ class CardState:
     util: int | None
     driver_index: int | None = None
     tenants: tuple[TenantState, ...] = ()
+    use: float | None = None
 
     @property
     def granted_online(self) -> int:
@@ -252,10 +255,17 @@ class Watcher:
                 c.util,
                 c.driver_index,
                 tuple(rows[c.uuid]),
+                None if tenants is None else _use(rows[c.uuid]),
             )
             for c in order
         )
         return NodeState(node, realtime_ns / 1e9, tenants is not None, cards=found)
+
+
+def _use(tenants: Sequence[TenantState]) -> float | None:
+    """Percent of the card that its tenants used; None where none of them was measured."""
+    measured = [tenant.share_now for tenant in tenants if tenant.share_now is not None]
+    return min(100.0, sum(measured)) if measured or not tenants else None
 
 
 def tenant_state(
@@ -275,6 +285,8 @@ def tenant_state(
         gained = _since(sample, before, passed_ns)
         word, used = _word(seen, gained), sample.mem_used
         counters = dict(zip(SHOWN, _SHOWN(sample), strict=True))
+        if sample.closed_idle_ns is not None:
+            counters["closed_idle_ns"] = sample.closed_idle_ns
         counters.update(seen.hardware_counters)
     return TenantState(
         grant.job_id,

@@ -218,6 +218,7 @@ class CtlTenant(ctypes.Structure):
         ("mem_extra", c_uint64),
         ("closed_suspended_ns", c_uint64),
         ("held_ns", c_uint64),
+        ("closed_idle_ns", c_uint64),
         ("close_hist", c_uint32 * 16),
     ]
 

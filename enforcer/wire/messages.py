@@ -71,6 +71,7 @@ class TenantStats(NamedTuple):
     suspended: bool = False
     closed_suspended_ns: int = 0
     held_ns: int = 0
+    closed_idle_ns: int = 0
     close_hist: tuple[int, ...] = (0,) * abi.CLOSE_BUCKETS
 
 
@@ -247,7 +248,7 @@ def stats(data: bytes) -> TenantStats:
     if len(data) != _TENANT.size:
         abi.parse(abi.CtlTenant, data, "tenant message")  # says what is wrong with it
     value = _TENANT.unpack(data)
-    flags, policy, deficit_ns, mem_extra, suspended_ns, held_ns = value[23:29]
+    flags, policy, deficit_ns, mem_extra, suspended_ns, held_ns, idle_ns = value[23:30]
     fields = (
         value[4],
         _text(value[5]),
@@ -262,7 +263,8 @@ def stats(data: bytes) -> TenantStats:
         *_flags(flags),
         suspended_ns,
         held_ns,
-        value[29:],
+        idle_ns,
+        value[30:],
     )
     return TenantStats._make(fields)
 

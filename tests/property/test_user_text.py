@@ -195,7 +195,14 @@ class Cells(HTMLParser):
 def page(user: str) -> Cells:
     rows = [[user, "b"], ["c", "d"]]
     written = _page(
-        title=user, subtitle=user, header=["A", "B"], lines=rows, left=1, advice=[user], plots=[]
+        title=user,
+        subtitle=user,
+        header=["A", "B"],
+        lines=rows,
+        left=1,
+        cards=[],
+        advice=[user],
+        plots=[],
     )
     assert written.encode()
     return Cells(written)

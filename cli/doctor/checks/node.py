@@ -233,6 +233,32 @@ def hardware(known: Known) -> Check:
     return Check("hardware", "ok", text)
 
 
+def idle_release(known: Known) -> Check:
+    """How long cards idle after online's work; a hint where auto may fill that time."""
+    config = known.need
+    if not {"online", "offline"} <= {*config.qos.values(), config.default_class}:
+        return Check("idle_release", "ok", "jobs are of one class, so none waits for the other")
+    try:
+        told = ask(known.run_dir, {"op": "cards"}, timeout=5)[0]
+    except AskError:
+        return Check("idle_release", "ok", "not asked, since qgpud does not answer")
+    cards = cast("list[dict[str, Any]]", told.get("cards") or [])
+    timed = {card["index"]: card["settings"]["idle_release"] for card in cards}
+    timed = {index: value for index, value in timed.items() if value != "auto"}
+    if not timed:
+        text = "auto: jobs that leave a card fast come at once" if cards else "qgpud names no card"
+        return Check("idle_release", "ok", text)
+    text = (
+        f"{', '.join(sorted(set(timed.values())))} on card {', '.join(map(str, timed))}: so long a"
+        " card idles after each work of online; with auto, jobs that leave it fast come at once"
+    )
+    todo = (
+        f"where online serves requests: qgpu card set {next(iter(timed))} idle_release=auto, or"
+        " enforcer: {idle_release: auto} in qgpu.yaml; qgpu report --since 1d shows what was lost"
+    )
+    return Check("idle_release", "ok", text, todo)
+
+
 def _cooperative_jobs(known: Known) -> str:
     """Jobs of a hard node whose own cap is not: programs of qgpu run, and
     jobs that begin just now.

@@ -112,6 +112,7 @@ def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
         mem_used=stats.mem_used,
         closed_suspended_ns=stats.closed_suspended_ns,
         held_ns=stats.held_ns,
+        closed_idle_ns=stats.closed_idle_ns,
         close_hist=stats.close_hist,
     )
 

@@ -169,6 +169,7 @@ struct qg_ctl_tenant { /* the measured state of one tenant */
     uint64_t closed_suspended_ns; /* part of closed_preempted_ns: for another card of the job */
     /* online: at work or within idle_release after it, so that offline is locked out */
     uint64_t held_ns;
+    uint64_t closed_idle_ns; /* part of closed_preempted_ns: no work was on the card */
     /* closings for online: bucket k counts those below 2^k us, the last one all others */
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
@@ -307,7 +308,7 @@ QG_PIN(struct qg_ctl_card, 104);
 QG_PIN(struct qg_ctl_grant, 152);
 QG_PIN(struct qg_ctl_revoke, 72);
 QG_PIN(struct qg_ctl_ack, 32);
-QG_PIN(struct qg_ctl_tenant, 288);
+QG_PIN(struct qg_ctl_tenant, 296);
 QG_PIN(struct qg_ctl_process, 112);
 QG_PIN(struct qg_ctl_overhead, 88);
 QG_PIN(struct qg_ctl_memory, 80);

@@ -64,6 +64,34 @@ def test_online_closes_and_releases_offline(tmp_path: Path) -> None:
         assert tenant_stats(link, 1).closed_preempted_ns == 0
 
 
+def test_idle_time_of_the_card_is_counted_while_offline_waits(tmp_path: Path) -> None:
+    """Requests 50 ms apart: no use before the ring that began it, no idling in a kernel."""
+    on, off = grant(1, "online"), grant(2, "offline")
+    with arbiter(tmp_path) as one, prepare(one, on, off) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        wait_for(lambda: online.flags & abi.GATE_NOTIFY, "online rings")
+        assert online.begin()
+        wait_for(lambda: offline.closed, "preempted")
+        assert not offline.begin(), "it waits"
+        time.sleep(0.2)
+        working = tenant_stats(link, 2)
+        assert working.closed_preempted_ns > 150_000_000 > 3 * working.closed_idle_ns
+        begun, used = time.monotonic_ns(), tenant_stats(link, 1).busy_ns
+        for _ in range(12):
+            online.finish()
+            wait_for(lambda: online.flags & abi.GATE_NOTIFY, "online is idle, and rings")
+            time.sleep(0.05)
+            online.begin()
+            wait_for(lambda: tenant_stats(link, 1).busy, "its launch is seen")
+            time.sleep(0.01)
+        online.finish()
+        wait_for(lambda: not offline.closed, "released")
+        waited, used = tenant_stats(link, 2), tenant_stats(link, 1).busy_ns - used
+        idle = waited.closed_idle_ns - working.closed_idle_ns
+        assert 12 * 50_000_000 < idle <= waited.closed_preempted_ns - working.closed_preempted_ns
+        assert idle + used < time.monotonic_ns() - begun + 20_000_000
+
+
 @pytest.mark.parametrize("lacks", [None, EPOLL_PWAIT2], ids=["", "before Linux 5.11"])
 def test_two_offline_take_turns_by_share(tmp_path: Path, lacks: int | None) -> None:
     """Also where a thread cannot sleep in epoll until a moment: then cards set timers."""
@@ -253,3 +281,29 @@ def test_auto_releases_who_left_in_time_and_not_who_was_late(tmp_path: Path) -> 
         assert offline.closed and offline.flags & abi.GATE_WHY_PREEMPTED
         link.card(settings(idle_release_ms=0))
         wait_for(lambda: not offline.closed, "the setting is changed while it waits")
+
+
+def test_online_that_waits_for_room_at_hold_is_not_idle(tmp_path: Path) -> None:
+    """Its first launch is over and its second one waits: offline comes only when that is doubted,
+    after 5 ms. It used to come at once under auto.
+    """
+    on, off = grant(1, "online"), grant(2, "offline")
+    auto = {"idle_release_ms": 60_000, "online_delay_us": 100}
+    with arbiter(tmp_path) as one, prepare(one, on, off, **auto) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        took = []
+        for _ in range(12):
+            wait_for(
+                lambda: not offline.closed and online.flags & abi.GATE_NOTIFY, "online is idle"
+            )
+            assert online.begin()
+            wait_for(lambda: offline.closed, "offline closed by the online launch")
+            wait_for(lambda: tenant_stats(link, 1).busy, "the launch is seen")
+            online.slot.queued = 1
+            ended = time.monotonic_ns()
+            online.finish()
+            while offline.closed:
+                assert time.monotonic_ns() < ended + 20_000_000_000
+            took.append(time.monotonic_ns() - ended)
+            online.slot.queued = 0
+        assert sorted(took)[len(took) // 2] > 3_000_000, took

@@ -119,7 +119,7 @@ def test_job_on_two_cards_is_suspended_on_both(tmp_path: Path) -> None:
             lambda: tenant_stats(link, 3, CARD2).closed_suspended_ns > 5_000_000, "this is counted"
         )
         stats = tenant_stats(link, 3, CARD2)
-        assert stats.closed_suspended_ns <= stats.closed_preempted_ns
+        assert stats.closed_idle_ns == 0 < stats.closed_suspended_ns <= stats.closed_preempted_ns
         assert tenant_stats(link, 3, CARD).closed_suspended_ns == 0
         online.finish()
         wait_for(lambda: not here.closed, "released here")

@@ -93,6 +93,8 @@ def test_preemptions_and_denials_are_counted(live: Live) -> None:
     assert below["preempted"] >= 2
     # Two bursts of 0.3 s or more.
     assert below["suspended_s"] >= 0.6 and below["busy_s"] > 0
+    # idle_release after each, and little else.
+    assert 0.15 < below["suspended_idle_s"] < below["suspended_s"] - 0.4
     assert (above["preempted"], above["suspended_s"]) == (0, 0)
     assert above["denied"] == 1
     assert any("--gres=qgpu:50,qgpu_mem:5G" in line for line in found[online]["advice"])

@@ -40,6 +40,22 @@ def test_json() -> None:
     assert (whole["gres"], whole["whole_cards"], whole["share_percent"]) == ("shard:100", 1, None)
 
 
+def test_a_plan_says_when_offline_comes_and_when_it_would(tmp_path: Path) -> None:
+    text = " ".join(_plan("--gres=qgpu:30").output.split())
+    assert "idle_release 100ms: offline comes so long after online's work; with auto it" in text
+    auto = tmp_path / "qgpu.yaml"
+    cards = 'cards: [{nodes: "n[1-2]", idle_release: auto}]'
+    auto.write_text(Path(EXAMPLE).read_text().replace("cards: []", cards))
+    found = CliRunner().invoke(plan, ["--gres=qgpu:30", "--config", str(auto)])
+    assert "comes at once if it leaves the card within 1ms, else after 100ms" in " ".join(
+        found.output.split()
+    )
+    for path, value in ((EXAMPLE, ["100ms"]), (str(auto), ["auto"])):
+        found = CliRunner().invoke(plan, ["--gres=qgpu:30", "--json", "--config", path])
+        assert json.loads(found.output)["idle_release"] == value
+    assert json.loads(_plan("--gres=qgpu:100", "--json").output)["idle_release"] is None
+
+
 def test_a_refusal_is_the_sentence_and_a_failure() -> None:
     text = _plan("--gres=qgpu:130")
     assert (text.exit_code, "qgpu:130 is refused: above 100 percent" in text.output) == (1, True)

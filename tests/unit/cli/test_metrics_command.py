@@ -41,6 +41,7 @@ KNOWN = {
         [
             "qgpu_card_utilization_ratio",
             "qgpu_card_memory_used_bytes",
+            "qgpu_card_use_ratio",
             "qgpu_card_whole",
             "qgpu_card_tenants",
             "qgpu_card_memory_total_bytes",

@@ -4,6 +4,7 @@ without a daemon.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -19,14 +20,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from cli.live.command import top
 from cli.live.held import cards, jobs
-from cli.live.view import bar
+from cli.live.view import bar, picture
 from enforcer.clock import SystemClock
 from enforcer.fdwait import readable_within
 from enforcer.nvml.port import CardLoad
 from enforcer.reporting.attach import NodeObserver
+from enforcer.reporting.state import read
 from enforcer.wire.abi import pack_grant
 from simulator.fakes import GIB, FakeNode
 
@@ -137,6 +140,14 @@ def test_top_as_json(rig):
     (node,) = body["nodes"]
     assert body["version"] == 1 and node["node"] == "n1" and node["cards"][0]["util"] == 42
     assert node["cards"][0]["tenants"][0]["user"] == "root" and node["cards"][1]["util"] is None
+
+
+def test_the_picture_has_card_use_beside_the_drivers_figure(rig):
+    out = io.StringIO()
+    states = [read(rig.directory / "run/state.json")]
+    Console(file=out, width=200).print(picture(states, []))
+    first, second = [line for line in out.getvalue().splitlines() if line.startswith("  card")]
+    assert " 42 % use 100 % " in first and "  - % use   - % " in second
 
 
 def test_card_without_jobs_is_a_line_of_dashes(rig):

@@ -184,13 +184,14 @@ def test_a_bucket_takes_no_more_than_can_be_summed(ledger, path):
     )
 
 
-def test_suspended_time_is_null_until_an_arbiter_tells_it(ledger, path):
+@pytest.mark.parametrize("name", ["closed_suspended_ns", "closed_idle_ns"])
+def test_parts_of_time_are_null_until_an_arbiter_tells_them(ledger, path, name):
     ledger.open_grant(grant())
     ledger.record([sample()], START * SECOND)
-    assert read_usage(path, [9])[0].closed_suspended_ns is None
+    assert getattr(read_usage(path, [9])[0], name) is None
     for value in (5, 9):
-        ledger.record([sample(closed_suspended_ns=value)], START * SECOND)
-    assert read_usage(path, [9])[0].closed_suspended_ns == 9
+        ledger.record([sample(**{name: value})], START * SECOND)
+    assert getattr(read_usage(path, [9])[0], name) == 9
 
 
 def test_harvest_is_offlines_time_beside_a_standing_online_grant(ledger, path):
@@ -351,7 +352,7 @@ def test_ledger_of_the_first_release_is_read_and_brought_up_to_date(path):
     database.commit()
     database.close()
     (old,) = read_usage(path, [9])
-    assert isinstance(old, Usage) and (old.busy_ns, old.mem_mean, old.closed_suspended_ns) == (
+    assert isinstance(old, Usage) and (old.busy_ns, old.mem_mean, old.closed_idle_ns) == (
         77,
         None,
         None,

@@ -32,6 +32,7 @@ def test_cards_and_sums_per_class():
     assert found["qgpu_card_utilization_ratio"] == {(): 0.4} and found[
         "qgpu_card_memory_used_bytes"
     ] == {(): 20}
+    assert found["qgpu_card_use_ratio"] == {(): 0.75}
     assert found["qgpu_granted_ratio"] == {("online",): 0.6, ("offline",): 0.3}
     assert found["qgpu_used_ratio"][("online",)] == pytest.approx(0.75)
     assert found["qgpu_memory_used_bytes"] == {("online",): 14, ("offline",): 7}
@@ -46,6 +47,7 @@ def test_what_is_not_measured_has_no_sample_and_not_zero():
     node.sample(None, grants=(grant(1),), util=None)
     found = node.read()
     assert "qgpu_card_utilization_ratio" not in found and "qgpu_used_ratio" not in found
+    assert "qgpu_card_use_ratio" not in found
     assert "qgpu_memory_used_bytes" not in found and found["qgpu_granted_ratio"] == {
         ("online",): 0.3
     }

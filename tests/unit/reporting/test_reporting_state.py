@@ -87,6 +87,19 @@ def test_word_says_what_it_mostly_did(now, word):
     assert only(look(watcher, [seen(**now)], 2)).state == word
 
 
+def test_card_use_is_that_of_all_tenants_whoever_asks():
+    watcher = Watcher()
+    grants = (grant(1), grant(2, 7, "offline"), grant(3, 7, None, OTHER))
+    for second in (1, 2):
+        tenants = [seen(1, busy_ns=second * SECOND // 4), seen(2, busy_ns=second * SECOND // 2)]
+        state = look(watcher, tenants, second, *grants)
+    assert [card.use for card in state.cards] == [75.0, None], "whole cards are not measured"
+    one = state.visible_to(1000, Privacy.of(["jobs"]))
+    assert [t.job_id for t in one.cards[0].tenants] == [1] and one.cards[0].use == 75.0
+    assert NodeState.from_json(state.to_json()) == state
+    assert [card.use for card in look(watcher, None, 3, *grants).cards] == [None, None]
+
+
 def test_restarted_arbiter_gives_no_rate_instead_of_a_wrong_one():
     watcher = Watcher()
     look(watcher, [seen(busy_ns=SECOND)], 1)

@@ -198,8 +198,8 @@ struct tenant_usage {
 
     /* totals since the grant; they never fall */
     uint64_t launches, mem_denied, mem_used, mem_peak;
-    uint64_t busy_ns, closed_preempted_ns, closed_share_ns, closed_suspended_ns, preemptions,
-        close_max_ns, granted_ns;
+    uint64_t busy_ns, closed_preempted_ns, closed_share_ns, closed_suspended_ns, closed_idle_ns,
+        preemptions, close_max_ns, granted_ns;
     uint64_t locked_out_ns; /* online: time in which offline was locked out for it */
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };

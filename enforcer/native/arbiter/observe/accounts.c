@@ -9,20 +9,23 @@
 
 /* Part of the interval for which a tenant was on the card. If members took quanta it is the time
  * that the decision charged. Else it is the mean of the two samples at its ends, where work without
- * a fence counts half. */
+ * a fence counts half. Work of a tenant that was idle and whose gate asked for rings began with the
+ * ring, just now. */
 static double part_of_interval(struct tenant *t, uint64_t dt)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
     double load = t->sample.pending ? 1.0 : t->sample.ran && t->sample.unfenced ? 0.5 : 0.0;
-    double part = (t->usage.load + load) / 2;
+    bool began = !t->usage.wanted && !(t->usage.load > 0) && (t->usage.gate & QG_GATE_NOTIFY);
+    double part = began ? 0 : (t->usage.load + load) / 2;
     double charged = dt ? (double)(q->service_ns - t->usage.service_seen) / (double)dt : 0;
     t->usage.load = load;
     t->usage.service_seen = q->service_ns;
     return t->usage.took_quanta ? (charged < 1 ? charged : 1) : part;
 }
 
-/* The gate that counts is the one during the interval, not the one just decided. */
-static void account_waiting(struct tenant *t, uint64_t dt)
+/* The gate that counts is the one during the interval, not the one just decided. `idle` is the part
+ * of it without work on the card. */
+static void account_waiting(struct tenant *t, uint64_t dt, uint64_t idle)
 {
     uint32_t flags = t->usage.gate;
     if (!t->usage.wanted || !(flags & QG_GATE_CLOSED))
@@ -31,6 +34,8 @@ static void account_waiting(struct tenant *t, uint64_t dt)
         t->usage.closed_preempted_ns += dt;
         if (t->usage.suspended)
             t->usage.closed_suspended_ns += dt;
+        else
+            t->usage.closed_idle_ns += idle;
     } else if (flags & QG_GATE_WHY_SHARE) {
         t->usage.closed_share_ns += dt;
     }
@@ -61,12 +66,13 @@ void account(struct card *card, uint64_t now)
         part[i] = t && t->nprocs ? part_of_interval(t, dt) : 0;
         sum += part[i];
     }
+    uint64_t idle = sum < 1 ? (uint64_t)((double)dt * (1 - sum)) : 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
         if (!t || !t->nprocs)
             continue;
         t->usage.busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
-        account_waiting(t, dt);
+        account_waiting(t, dt, idle);
         account_locked_out(t, dt, now);
         t->usage.gate = t->gate->flags;
         bool follows = card->policy.tenant[i].suspended && !card->policy.preempting;

@@ -277,7 +277,10 @@ static void update_sample(struct tenant *t, const struct view *v, bool progress,
     /* a thread that waited for room comes to the gate now, unless it is stopped */
     bool closed = t->gate->flags & QG_GATE_CLOSED;
     t->sample.queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_POLL_NS);
-    t->sample.at_gate = gate_wait_counts(t, v->waiting || (closed && t->sample.queued),
+    /* Online's second launch waits at HOLD until offline has left. The first one may be over then,
+     * and online is not idle. */
+    bool counts = closed || t->id.job_class == QG_CLASS_ONLINE;
+    t->sample.at_gate = gate_wait_counts(t, v->waiting || (counts && t->sample.queued),
                                          v->queued && !v->pending && !v->unfenced, now);
     if (v->launched)
         t->sample.launch_seen_ns = now;

@@ -78,6 +78,7 @@ static void fill(struct tenant *t, struct qg_ctl_tenant *m)
     m->mem_extra = reaped_extra(t);
     m->closed_suspended_ns = t->usage.closed_suspended_ns;
     m->held_ns = t->usage.locked_out_ns;
+    m->closed_idle_ns = t->usage.closed_idle_ns;
     memcpy(m->close_hist, t->usage.close_hist, sizeof(m->close_hist));
 }
 
