@@ -161,7 +161,9 @@ static uint64_t window_of(const struct machine *m, const struct actor *a)
     }
     bool lone = online ? onlines <= 1 : live <= 1;
     uint64_t wide = 1000ull * (lone ? QP_LONE_WINDOW_US : QP_SHARED_WINDOW_US);
-    if (m->policy[!online] == QG_POLICY_FIXED_SHARE || m->policy_card->cls[!online].way == QP_WAY_LEND || (!online && onlines) || m->window_ns > wide)
+    if (m->policy[!online] == QG_POLICY_FIXED_SHARE ||
+        m->policy_card->cls[!online].way == QP_WAY_LEND || (!online && onlines) ||
+        m->window_ns > wide)
         return m->window_ns;
     return wide;
 }

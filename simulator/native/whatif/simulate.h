@@ -101,11 +101,11 @@ struct actor {
     /* when its run would have ended on a card of its own, and how much further its program is than
      * a program that waits for each kernel */
     uint64_t alone_ns, ahead_ns;
-    uint64_t length_ns;  /* of the kernels of this run */
+    uint64_t length_ns;               /* of the kernels of this run */
     uint64_t kernels, kernel_part_ns; /* that ran so far, and a part of one */
-    uint64_t run_ns;     /* left of this run of equal kernels */
-    uint64_t flight_ns;  /* in flight behind a closed gate */
-    uint64_t timer_ns;   /* wake-up or end of thinking */
+    uint64_t run_ns;                  /* left of this run of equal kernels */
+    uint64_t flight_ns;               /* in flight behind a closed gate */
+    uint64_t timer_ns;                /* wake-up or end of thinking */
     uint64_t rng;        /* of its arrivals and kernels: the same whoever is beside it */
     uint64_t arrival_ns; /* next request */
     uint64_t head_ns;    /* arrival of the request in work; 0 = none */

@@ -9,6 +9,8 @@ import time
 import pytest
 import shim_support as s
 
+from enforcer.wire import abi
+
 pytestmark = pytest.mark.native
 
 
@@ -60,3 +62,20 @@ def test_without_fences_there_is_no_idle_report(arbiter: s.FakeArbiter, probe: s
     assert probe.ask("launch 0 0x10 10") == 0
     assert probe.ask("sync 0") == 0
     assert arbiter.card.proc("idle_ns") == 0
+
+
+def test_it_rings_where_others_wait_for_its_pauses(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    """Once for each end of work, and only while the gate asks for it."""
+    assert probe.ask("launch 0 0x10 7") == 0
+    assert probe.ask("sync 0") == 0
+    arbiter.card.rings()
+    arbiter.card.set(abi.GATE_TRACK | abi.GATE_IDLE)
+    assert probe.ask("launch 0 0x10 1") == 0
+    assert arbiter.card.rings() == 0, "work began, and did not end"
+    assert probe.ask("sync 0") == 0
+    assert arbiter.card.rings() == 1
+    assert probe.ask("sync 0") == 0
+    assert arbiter.card.rings() == 0, "nothing was launched since"
+    arbiter.card.set(abi.GATE_TRACK)
+    assert probe.ask("launch 0 0x10 1") == 0 and probe.ask("sync 0") == 0
+    assert arbiter.card.rings() == 0

@@ -173,7 +173,8 @@ static bool holding(const struct qp_card *c, const struct members *offline, uint
     return false;
 }
 
-/* The last of the ways that a class may try. One open gate at a time bounds what online waits for. */
+/* The last of the ways that a class may try. One open gate at a time bounds what online waits
+ * for. */
 static enum qp_way last_way(const struct qp_class *s, int k, const struct members m[2])
 {
     if (is_fixed_share(s) || s->sliced || m[k].n < 2)

@@ -6,12 +6,6 @@
  */
 #include "policy/policy_parts.h"
 
-static int64_t clamp(int64_t v)
-{
-    int64_t most = QP_DEFICIT_MAX_NS;
-    return v > most ? most : v < -most ? -most : v;
-}
-
 /* Notes when the use of the current quantum began: at its first launch, QP_START_NS after the
  * opening at the latest. Work that never rang counts from the opening. */
 static void note_use(struct qp_card *c, int k, uint64_t now)
@@ -101,7 +95,7 @@ static bool outside_quantum(const struct qp_card *c, const struct qp_class *s, u
 static void settle_outside_quantum(struct qp_tenant *t, int64_t more)
 {
     if (more > 0 || t->runnable)
-        t->deficit_ns -= clamp(more);
+        t->deficit_ns -= clamp_deficit(more);
 }
 
 /* A member that neither used the card nor was runnable loses its credit after a gap, and works its
@@ -164,14 +158,14 @@ static void settle(struct qp_card *c, int k, const struct members *m, const uint
         if (outside_quantum(c, s, m->at[j]))
             settle_outside_quantum(t, own - part);
         else if (used[j] || t->was_runnable)
-            t->deficit_ns += clamp(part - own);
+            t->deficit_ns += clamp_deficit(part - own);
         else
             settle_idle(t, dt * w / (sum + w), place_beside(s, t), now);
     }
     bound(c, s, m, 1);
     bound(c, s, m, -1);
     for (uint32_t j = 0; j < m->n; j++)
-        c->tenant[m->at[j]].deficit_ns = clamp(c->tenant[m->at[j]].deficit_ns);
+        c->tenant[m->at[j]].deficit_ns = clamp_deficit(c->tenant[m->at[j]].deficit_ns);
 }
 
 /* Charges the time since the last decision. A class that is not contended is charged nothing, and

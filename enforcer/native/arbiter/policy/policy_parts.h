@@ -35,6 +35,12 @@ static inline uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static inline int64_t clamp_deficit(int64_t v)
+{
+    int64_t most = QP_DEFICIT_MAX_NS;
+    return v > most ? most : v < -most ? -most : v;
+}
+
 static inline bool is_fixed_share(const struct qp_class *s)
 {
     return s->policy == QG_POLICY_FIXED_SHARE;

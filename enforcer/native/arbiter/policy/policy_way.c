@@ -20,6 +20,8 @@
 #define WAY_LAUNCHES 32u
 /* times: A trial with fewer launches ends after so many times QP_WAY_NS. Evidence: none. */
 #define WAY_LONGEST 4u
+/* count: More launches in a trial are not believed. No sum of products wraps. Evidence: bound. */
+#define WAY_MOST (1ull << 20)
 /* 1/n: A trial is looked at so often in QP_WAY_NS, to end it where a member loses. Evidence: none.
  */
 #define WAY_LOOKS 8u
@@ -59,8 +61,10 @@ static void take_way(struct qp_card *c, struct qp_class *s, const struct members
         deficits += member(c, m, j)->deficit_ns;
         sum += weight(s, member(c, m, j));
     }
-    for (uint32_t j = 0; way != s->way && j < m->n; j++)
-        member(c, m, j)->deficit_ns -= deficits * weight(s, member(c, m, j)) / sum;
+    for (uint32_t j = 0; way != s->way && j < m->n; j++) {
+        struct qp_tenant *t = member(c, m, j);
+        t->deficit_ns = clamp_deficit(t->deficit_ns - deficits * weight(s, t) / sum);
+    }
     if (way != s->way)
         s->began_weight = 0; /* of another scale */
     s->way = way;
@@ -86,9 +90,11 @@ static void settle_way(struct qp_card *c, struct qp_class *s, const struct membe
     s->rest_ns = min_u64(2 * s->rest_ns, QP_WAY_REST_NS);
 }
 
+/* The counters are the job's own words, so they are bounded here. */
 static uint64_t counted(const struct qp_tenant *t)
 {
-    return t->launches > t->launches_before ? t->launches - t->launches_before : 0;
+    uint64_t n = t->launches > t->launches_before ? t->launches - t->launches_before : 0;
+    return min_u64(n, WAY_MOST);
 }
 
 /* What the best way so far would have given it since the trial began. */
@@ -174,7 +180,8 @@ static void charge_open(struct qp_card *c, int k, const struct members *m)
     }
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = member(c, m, j);
-        t->deficit_ns += total * weight(&c->cls[k], t) / sum - used[j];
+        int64_t part = total * weight(&c->cls[k], t) / sum;
+        t->deficit_ns = clamp_deficit(t->deficit_ns + part - used[j]);
     }
 }
 
