@@ -14,7 +14,7 @@
 
 /* 1/n: Most that a member may lose against quanta, and least that all together must gain. Evidence:
  * simulator (docs/measurements/2026-11-29-gain-simulated.md). */
-#define WAY_PART 32u
+#define WAY_PART 64u
 /* count: Launches of each member that make a comparison good. Evidence: simulator
  * (docs/measurements/2026-11-29-gain-simulated.md). */
 #define WAY_LAUNCHES 32u
