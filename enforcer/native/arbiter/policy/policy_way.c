@@ -12,9 +12,9 @@
  */
 #include "policy/policy_parts.h"
 
-/* 1/n: Most that a member may lose against quanta, and least that all together must gain. Evidence:
- * simulator (docs/measurements/2026-11-29-gain-simulated.md). */
-#define WAY_PART 64u
+/* 1/n: Most that a member may lose by a way, and twice the least that all together must gain.
+ * Evidence: simulator (docs/measurements/2026-11-29-gain-simulated.md). */
+#define WAY_PART 32u
 /* count: Launches of each member that make a comparison good. Evidence: simulator
  * (docs/measurements/2026-11-29-gain-simulated.md). */
 #define WAY_LAUNCHES 32u
@@ -134,9 +134,12 @@ static uint64_t guaranteed(const struct qp_class *s, const struct qp_tenant *t, 
 }
 
 /* Does a member lose by this way? Lending keeps the weights, so there it is enough that each has
- * what its part by weight is worth: a tenant that filled pauses before may get less. */
-static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct members *m)
+ * what its part by weight is worth: a tenant that filled pauses before may get less. Programs launch
+ * in bursts, so a count that is not complete shows a loss of a quarter alone. */
+static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct members *m,
+                      bool complete)
 {
+    uint64_t most = complete ? WAY_PART : 4;
     int64_t sum = 0;
     for (uint32_t j = 0; j < m->n; j++)
         sum += weight(s, member(c, m, j));
@@ -145,7 +148,7 @@ static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct 
         uint64_t due = expected(s, t), got = counted(t);
         if (s->way == QP_WAY_LEND)
             due = min_u64(due, guaranteed(s, t, sum));
-        if (due > got && due - got > due / WAY_PART + 2)
+        if (due > got && due - got > due / most + 2)
             return true;
     }
     return false;
@@ -161,9 +164,9 @@ static bool all_gain(struct qp_card *c, const struct qp_class *s, const struct m
         if (!due)
             continue;
         n++;
-        parts += min_u64(counted(t), 16 * due) * WAY_PART / due;
+        parts += min_u64(counted(t), 16 * due) * 2 * WAY_PART / due;
     }
-    return n && parts >= n * (WAY_PART + 1);
+    return n && parts >= n * (2 * WAY_PART + 1);
 }
 
 /* Open gates know no weights and are not charged. Where they were only tried, what each member used
@@ -281,7 +284,7 @@ void qp_choose_way(struct qp_card *c, int k, const struct members *m, enum qp_wa
     if (now < s->look_ns)
         return;
     bool complete = is_complete(c, s, m);
-    bool loses = s->trial && s->way != QP_WAY_QUANTA && any_loses(c, s, m);
+    bool loses = s->trial && s->way != QP_WAY_QUANTA && any_loses(c, s, m, complete);
     if (!s->trial)
         review_settled(c, s, m, now);
     else if (complete || (loses && s->way == QP_WAY_OPEN))
