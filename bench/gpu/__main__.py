@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from bench.gpu import cost, faults, memory, plots, preempt, probe, shares, works
-from bench.gpu.experiments import checkpoint, hold, own, product, stops
+from bench.gpu.experiments import checkpoint, hold, own, product, sharing, stops
 from bench.gpu.items import Item
 from bench.gpu.node import Node, wait_for
 from bench.gpu.place import BUILD, ROOT, Place
@@ -38,7 +38,7 @@ PARTS: dict[str, Callable[[Place], Iterable[Item]]] = {
     "shares": shares.items,
     "faults": faults.items,
     "experiments": lambda place: chain.from_iterable(
-        part.items(place) for part in (own, stops, hold, product, checkpoint)
+        part.items(place) for part in (own, stops, hold, product, checkpoint, sharing)
     ),
 }
 ASKED_FOR = {"experiments"}  # runs only when it is named

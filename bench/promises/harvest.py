@@ -35,7 +35,7 @@ QUICK_SECONDS = {"Poisson 20/s": 6.0, "10 % of 1 s": 6.0}
 @dataclass(frozen=True)
 class Outcome:
     """One pattern: what policy allows offline as a part of the time, offline's work over it and
-    over the time, and online's p99 beside offline over its p99 alone.
+    over the time, and online's p99 and mean beside offline over those alone.
     """
 
     allowed_share: float
@@ -44,6 +44,7 @@ class Outcome:
     p99_ratio: float
     card_use: float  # part of the time in which online or offline was on the card
     mean_ratio: float
+    alone_ms: float  # online's mean alone
 
 
 def p99_ratio(scene: Scene, beside: int, alone: int) -> float:
@@ -77,13 +78,15 @@ def measure(
     offline = scene.of(neighbour.job_id)
     span = (scene.start, scene.end)
     wall = scene.end - scene.start
+    mean_us, alone_us = (fmean(scene.latencies_us(job)) for job in (ONLINE_JOB, single.job_id))
     return Outcome(
         ev.allowed_ns(online, *span, release) / wall,
         ev.harvest_ratio(online, offline, *span, release),
         ev.work_ns(offline, *span) / wall,
         p99_ratio(scene, ONLINE_JOB, single.job_id),
         (ev.work_ns(scene.of(ONLINE_JOB), *span) + ev.work_ns(offline, *span)) / wall,
-        fmean(scene.latencies_us(ONLINE_JOB)) / fmean(scene.latencies_us(single.job_id)),
+        mean_us / alone_us,
+        alone_us / 1000,
     )
 
 

@@ -1,18 +1,18 @@
 """What idle_release costs and buys: card use and online's slow-down over idle_release from 0 to 50
 ms, and with `auto`.
 
-What is promised for the default, 100 ms, holds for each value: online's p99. The plot needs
-matplotlib; without it the figures are still printed.
+What is promised for the default, 100 ms, holds for each value: online's p99. The plot (`frontier`)
+needs matplotlib; without it the figures are still printed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from bench.harness.figures import Figure
 from bench.harness.node import BUILD
 from bench.harness.patterns import PATTERNS
+from bench.promises.frontier import draw
 from bench.promises.harvest import P99_RATIO, Outcome, measure
 
 RELEASES_MS, FEW_MS = (0, 20, 50), (0,)  # `harvest` has 100
@@ -21,34 +21,6 @@ CARD_USE = 0.90  # of `auto`: offline's kernels are far shorter than online_dela
 CHOSEN = "Poisson 20/s"  # requests enough for a p99 in ten seconds
 SECONDS, FEW_SECONDS = 8.0, 4.0
 PLOT = BUILD / "idle-release.svg"
-
-
-def draw(outcomes: Mapping[str, Outcome], path: Path) -> bool:
-    """Write the plot of card use against online's slow-down; False when matplotlib is not there."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "qgpu"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
-    for name, o in outcomes.items():
-        axes.plot([o.mean_ratio, o.p99_ratio], [100 * o.card_use] * 2, marker="o", label=name)
-    axes.axvline(P99_RATIO, color="grey", linestyle=":", label="promise")
-    axes.set(
-        xlabel="online's mean and p99 beside offline / alone",
-        ylabel="card use (%)",
-        ylim=(0, 100),
-        title=f"idle_release, {CHOSEN} (simulated)",
-    )
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-    return True
 
 
 def judged(outcomes: Mapping[str, Outcome], drawn: bool) -> Iterator[Figure]:

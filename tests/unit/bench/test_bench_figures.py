@@ -15,11 +15,12 @@ from bench.harness.figures import Figure
 from bench.harness.node import Rig, wait_for
 from bench.harness.patterns import PATTERNS
 from bench.harness.scene import Scene, kernels
-from bench.promises import controls, harvest, release
+from bench.promises import controls, frontier, gaps, harvest, release
 from gres.config.site import parse_config
 from simulator.judge import shares as sh
 
 MS = 1_000_000
+NOISE = 0.01  # of the card: arrivals are random
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ def test_bursts_begin_with_the_programs_own_calls_and_whole_ones_lie_inside() ->
 
 def test_harvest_is_judged_where_policy_allows_something() -> None:
     found = {
-        "a": harvest.Outcome(0.5, 0.96, 0.49, 1.04, 0.5, 1.0),
-        "b": harvest.Outcome(0.01, 0.2, 0.002, 1.1, 0.5, 1.0),
+        "a": harvest.Outcome(0.5, 0.96, 0.49, 1.04, 0.5, 1.0, 5.3),
+        "b": harvest.Outcome(0.01, 0.2, 0.002, 1.1, 0.5, 1.0, 5.3),
     }
     ratio, p99 = harvest.judged(found)
     assert ratio.detail == {"a": 0.96} and ratio.verdict == "ok"
@@ -133,8 +134,8 @@ def test_every_pattern_of_the_promise_is_run() -> None:
 
 def outcomes() -> dict[str, harvest.Outcome]:
     return {
-        "0 ms": harvest.Outcome(0.5, 0.9, 0.45, 1.02, 0.55, 1.01),
-        "auto": harvest.Outcome(0.4, 0.9, 0.4, 1.09, 0.89, 1.04),
+        "0 ms": harvest.Outcome(0.5, 0.9, 0.45, 1.02, 0.55, 1.01, 5.3),
+        "auto": harvest.Outcome(0.4, 0.9, 0.4, 1.09, 0.89, 1.04, 5.3),
     }
 
 
@@ -147,9 +148,22 @@ def test_any_idle_release_is_judged_by_its_worst_and_card_use_stands_beside_it()
 
 def test_the_plot_is_an_svg_and_the_same_each_time(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
-        assert release.draw(outcomes(), tmp_path / name)
+        assert frontier.draw(outcomes(), tmp_path / name)
     one = (tmp_path / "one.svg").read_text()
     assert "<svg" in one and one == (tmp_path / "two.svg").read_text()
+
+
+def test_the_limit_is_what_no_choice_of_gaps_can_better() -> None:
+    """Offline in all gaps: the rest of its kernel and a change; two changes for each start."""
+    load = frontier.Load(20, 50, 0.2)
+    assert frontier.limit(load, 0.5, 0.1) == pytest.approx((0.2, 1 - 20 * 0.5 * 0.0002))
+    for found in map(frontier.measure, frontier.LOADS):
+        assert found.oracle in gaps.FIXED
+        pays, use = frontier.limit(found.load, found.alone.use, frontier.SWITCH_MS)
+        slope = (use - found.alone.use) / pays
+        for run in found.runs.values():
+            paid = run.mean_ms - found.alone.mean_ms
+            assert run.use - found.alone.use <= slope * paid + NOISE
 
 
 def test_kernel_options() -> None:
