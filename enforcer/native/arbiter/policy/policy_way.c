@@ -134,8 +134,8 @@ static uint64_t guaranteed(const struct qp_class *s, const struct qp_tenant *t, 
 }
 
 /* Does a member lose by this way? Lending keeps the weights, so there it is enough that each has
- * what its part by weight is worth: a tenant that filled pauses before may get less. Programs launch
- * in bursts, so a count that is not complete shows a loss of a quarter alone. */
+ * what its part by weight is worth: a tenant that filled pauses before may get less. Programs
+ * launch in bursts, so a count that is not complete shows only a loss of a quarter. */
 static bool any_loses(struct qp_card *c, const struct qp_class *s, const struct members *m,
                       bool complete)
 {
