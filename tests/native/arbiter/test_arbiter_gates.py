@@ -307,3 +307,50 @@ def test_online_that_waits_for_room_at_hold_is_not_idle(tmp_path: Path) -> None:
             took.append(time.monotonic_ns() - ended)
             online.slot.queued = 0
         assert sorted(took)[len(took) // 2] > 3_000_000, took
+
+
+def launches_while_open(tenants: list[Tenant], seconds: float) -> tuple[int, int]:
+    """Each launches a short kernel whenever its gate is open, and pauses then. How often both were
+    open, and how often not.
+    """
+    together = rounds = 0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for tenant in tenants:
+            tenant.finish()
+        together += not any(tenant.closed for tenant in tenants)
+        rounds += 1
+        time.sleep(0.0005)
+        for tenant in tenants:
+            tenant.begin()
+        time.sleep(0.0005)
+    return together, rounds
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "burst-share"])
+def test_tenants_that_pause_share_the_card_with_open_gates(tmp_path: Path, policy: str) -> None:
+    """Here launches do not hinder each other, so open gates double what each launches."""
+    first, second = grant(1, share=50), grant(2, share=50)
+    with (
+        arbiter(tmp_path) as one,
+        prepare(one, first, second, policy_offline=policy),
+    ):
+        tenants = [Tenant(one.run_dir, first), Tenant(one.run_dir, second)]
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            together, rounds = launches_while_open(tenants, 0.5)
+            if together > 0.9 * rounds:
+                return
+        pytest.fail("a gate was closed all the time, though nobody gained by that")
+
+
+def test_a_fixed_share_is_never_opened_for_the_gain_of_all(tmp_path: Path) -> None:
+    first, second = grant(1, share=50), grant(2, share=50)
+    with (
+        arbiter(tmp_path) as one,
+        prepare(one, first, second, policy_offline="fixed-share"),
+    ):
+        tenants = [Tenant(one.run_dir, first), Tenant(one.run_dir, second)]
+        launches_while_open(tenants, 0.2)  # both are registered, and had work
+        together, rounds = launches_while_open(tenants, 3)
+        assert together < rounds / 10, "the two gates are read one after the other"

@@ -330,7 +330,7 @@ static void set_wake(struct qp_card *c, const struct members m[2], uint64_t now)
             continue;
         wake = min_u64(wake, qp_quantum_wake(c, k, &m[k], now));
         wake = min_u64(wake, gap_ends_at(c, k, &m[k], now));
-        wake = min_u64(wake, qp_way_wake(c, k));
+        wake = min_u64(wake, qp_way_wake(c, k, &m[k]));
     }
     c->due_ns = wake;
     wake = min_u64(wake, sample);

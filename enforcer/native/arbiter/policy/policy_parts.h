@@ -103,7 +103,7 @@ void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 /* policy_way.c: how the members share the card */
 void qp_choose_way(struct qp_card *c, int k, const struct members *m, enum qp_way last,
                    uint64_t now);
-uint64_t qp_way_wake(const struct qp_card *c, int k);
+uint64_t qp_way_wake(const struct qp_card *c, int k, const struct members *m);
 
 /* policy_budget.c: fixed-share */
 void qp_budget_charge(struct qp_card *c, uint32_t i, uint64_t now, uint64_t passed, uint64_t used);

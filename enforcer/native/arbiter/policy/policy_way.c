@@ -293,9 +293,12 @@ void qp_choose_way(struct qp_card *c, int k, const struct members *m, enum qp_wa
         s->look_ns = now + look_after(s);
 }
 
-/* When it is due again; without competition there is nothing to compare. */
-uint64_t qp_way_wake(const struct qp_card *c, int k)
+/* When it is due again. Without competition, or work at open gates, there is nothing to look at. */
+uint64_t qp_way_wake(const struct qp_card *c, int k, const struct members *m)
 {
     const struct qp_class *s = &c->cls[k];
-    return s->contended || s->way == QP_WAY_OPEN ? s->look_ns : QP_NEVER;
+    bool due = s->contended;
+    for (uint32_t j = 0; !due && s->way == QP_WAY_OPEN && j < m->n; j++)
+        due = c->tenant[m->at[j]].runnable;
+    return due ? s->look_ns : QP_NEVER;
 }
