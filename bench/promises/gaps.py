@@ -2,7 +2,8 @@
 
 Random services beside random offline tenants through `qgpu simulate`, with `idle_release: auto` and
 with fixed values. The best fixed value that keeps online's limits in a scenario is the oracle. The
-seeds were never used to choose a constant.
+seeds were never used to choose a constant. *Captured*: services that were captured from programs (a
+decoder, two encoders, images), beside a captured training and kernels of 200 us.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from bench.harness.figures import Figure
+from bench.worlds.replayed import captured, program
 from simulator.judge.evaluate import percentile
 from simulator.whatif.simtrace import Trace
 from simulator.whatif.simulate import run_program
@@ -26,6 +28,9 @@ RATES = (2, 5, 20, 50, 200)
 # ms: card free at p99; mean of online's latency above alone
 FREE_MS, MEAN_MS = 1.0, 0.5
 ENOUGH = 200  # preemptions for a p99
+# captured programs: services, and the parts of the card that they ask for
+SERVICES, PARTS = ("infer", "encoder", "decode", "images"), (0.05, 0.3)
+TRAINING, KERNEL = "train", "200us"
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Scenario:
     paused: bool  # online pauses inside its requests
     online: tuple[dict[str, Any], ...]
     offline: tuple[dict[str, Any], ...]
+    programs: tuple[str, ...] = ()  # captured ones that its tenants run
 
 
 @dataclass(frozen=True)
@@ -73,12 +79,26 @@ def draw(seed: int) -> Scenario:
     return Scenario(seed, rate, short, paused, ({"name": "s", **service},), offline)
 
 
+def replay(seed: int, name: str, part: float) -> Scenario:
+    """A captured service that asks for this part of the card."""
+    one = captured(name)
+    rate = one.requests * part / (one.busy_ns / 1e9)
+    load = {"per_second": rate, "kernels": max(1, round(one.kernels / one.requests))}
+    service = {"name": "s", "class": "online", "share": 20, "program": name, "load": load}
+    both = ({"kernel": KERNEL}, {"program": TRAINING})
+    offline = tuple(
+        {"name": f"o{i}", "class": "offline", "share": 50, **what} for i, what in enumerate(both)
+    )
+    return Scenario(seed, round(rate), True, True, (service,), offline, (name, TRAINING))
+
+
 def play(scenario: Scenario, release: str, alone: bool = False) -> Played:
     """Run it with this idle_release; `alone`: without the offline tenants."""
     body = {
         "duration": f"{SECONDS}s",
         "seed": scenario.seed,
         "cards": [{"idle_release": release}],
+        "programs": [program(name) for name in scenario.programs],
         "tenants": [*scenario.online, *(() if alone else scenario.offline)],
     }
     raw = run_program(Trace.model_validate(body), "--requests")
@@ -164,10 +184,29 @@ def judged(outcomes: Sequence[Outcome]) -> Iterator[Figure]:
         yield Figure("gaps_use_control", max(idle), "", 0.85, ">=", len(idle), note, control=True)
 
 
+def of_captured(outcomes: Sequence[Outcome]) -> Iterator[Figure]:
+    """The same of captured services."""
+    names = [f"{o.scenario.programs[0]} {o.scenario.rate}/s" for o in outcomes]
+    use = dict(zip(names, (o.use_ratio for o in outcomes), strict=True))
+    p99 = dict(zip(names, (o.auto.p99_ms / o.alone.p99_ms for o in outcomes), strict=True))
+    for found, name, target, least in (
+        (use, "gaps_captured_use_ratio", 0.9, True),
+        (p99, "gaps_captured_p99_ratio", 1.12, False),
+    ):
+        worst = (min if least else max)(found, key=lambda key: found[key])
+        note = f"(worst at {worst}; {', '.join(f'{k}: {v:.2f}' for k, v in found.items())})"
+        how: Literal["<=", ">="] = ">=" if least else "<="
+        yield Figure(name, found[worst], "", target, how, len(found), note)
+
+
+def outcome(scenario: Scenario) -> Outcome:
+    """Play it in all ways."""
+    runs = {release: play(scenario, release) for release in (*FIXED, AUTO)}
+    return Outcome(scenario, play(scenario, AUTO, alone=True), runs)
+
+
 def figures(quick: bool) -> Iterator[Figure]:
     """All scenarios of the judged set."""
-    outcomes = []
-    for scenario in map(draw, QUICK if quick else JUDGED):
-        runs = {release: play(scenario, release) for release in (*FIXED, AUTO)}
-        outcomes.append(Outcome(scenario, play(scenario, AUTO, alone=True), runs))
-    yield from judged(outcomes)
+    yield from judged([outcome(draw(seed)) for seed in (QUICK if quick else JUDGED)])
+    cases = [(name, part) for name in SERVICES for part in PARTS]
+    yield from of_captured([outcome(replay(i, *case)) for i, case in enumerate(cases)])
