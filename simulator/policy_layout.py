@@ -86,6 +86,7 @@ class QpTenant(ctypes.Structure):
         ("quanta_launches", c_uint64),
         ("quanta_service_ns", c_uint64),
         ("best_launches", c_uint64),
+        ("best_work_ns", c_uint64),
         ("gaps", c_uint32 * 16),
         ("gap_us", c_uint32 * 16),
     ]
@@ -116,10 +117,14 @@ class QpClass(ctypes.Structure):
         ("best_by_weight", c_uint32),
         ("members", c_uint32),
         ("last_way", c_uint32),
+        ("barred_way", c_uint32),
+        ("reserved", c_uint32),
         ("counted_ns", c_uint64),
         ("settled_until_ns", c_uint64),
         ("look_ns", c_uint64),
         ("rest_ns", c_uint64),
+        ("barred_until_ns", c_uint64),
+        ("bar_ns", c_uint64),
         ("unused_ns", c_uint64),
         ("best_ns", c_uint64),
     ]

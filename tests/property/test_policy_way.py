@@ -34,6 +34,7 @@ class Shared(Card):
         self.speeds = speeds
         self.made = [0.0] * len(tenants)
         self.ways: set[int] = set()
+        self.idle: set[int] = set()
         self.at(0)
 
     @property
@@ -48,8 +49,8 @@ class Shared(Card):
                 opens = not self[i].gate & abi.GATE_CLOSED
                 self.made[i] += speed if opens else 0
                 self[i].launches = int(self.made[i])
-                self[i].runnable = 1
-                self[i].undrained = int(opens and step % 2)
+                self[i].runnable = int(i not in self.idle)
+                self[i].undrained = int(opens and step % 2 and i not in self.idle)
             self.at(MS)
             self.ways.add(self.way)
 
@@ -138,7 +139,7 @@ def test_who_hogs_the_card_after_the_trial_ends_open_gates() -> None:
     speeds = [[2.0, 2.0]]
     card = Shared(lambda way, who: speeds[0], *PAIR)
     assert card.settled() == OPEN
-    speeds[0] = [1.0, 2.0]  # the first one has work all the time, and half of its speed
+    speeds[0] = [0.8, 2.0]  # half of the card is worth 1 to the first one
     card.run(2 * WAY_NS)
     assert card.way != OPEN
     card.run(WAY_REST_LEAST_NS)
@@ -188,3 +189,52 @@ def test_any_counts_leave_the_state_in_bounds(counts: list[int], shares: list[in
         card.at(37 * MS)
         assert all(abs(card[i].deficit_ns) <= DEFICIT_MAX_NS for i in range(len(shares)))
         assert card.open() or card.raw.cls[1].draining >= 0
+
+
+def test_who_was_idle_in_the_trial_is_not_hogged_when_it_begins() -> None:
+    """A notebook of a large share beside two batch jobs."""
+    speeds = [[2.0, 2.0, 0.0]]
+    card = Shared(lambda way, who: speeds[0], *PAIR, (OFFLINE, 80))
+    card.idle.add(2)
+    assert card.settled() == OPEN
+    speeds[0] = [2.0, 2.0, 0.1]
+    card.idle.clear()
+    card.run(2 * WAY_NS)
+    assert card.way != OPEN
+
+
+def test_open_gates_are_not_kept_beside_long_kernels() -> None:
+    """A member of one launch in 50 ms could not show that it loses."""
+    card = Shared(lambda way, who: [0.02, 2.0] if len(who) == 1 else [0.005, 2.0], *PAIR)
+    for _ in range(40):
+        card.run(100 * MS)
+        assert not (card.way == OPEN and not card.raw.cls[1].trial)
+
+
+def test_online_services_keep_one_gate_open_at_a_time() -> None:
+    """A service at a fixed rate launches the same in any way, but answers later at open gates."""
+    card = Card((ONLINE, 50), (ONLINE, 50))
+    made = [0, 0]
+    for step in range(3000):
+        for i in range(2):
+            made[i] += 2 * (not card[i].gate & abi.GATE_CLOSED)
+            card[i].launches, card[i].runnable, card[i].undrained = made[i], 1, step % 2
+        card.at(MS)
+        assert card.raw.cls[0].way != OPEN
+
+
+def test_who_comes_and_goes_gets_no_trial_each_time() -> None:
+    """Open gates were left because one hogged the card: a new member does not try them at once."""
+    speeds = [[2.0, 2.0, 2.0]]
+    card = Shared(lambda way, who: speeds[0], *PAIR, (OFFLINE, 50))
+    card[2].live = 0
+    assert card.settled() == OPEN
+    speeds[0] = [0.8, 2.0, 2.0]
+    card.run(2 * WAY_NS)
+    assert card.way != OPEN
+    speeds[0] = [2.0, 2.0, 2.0]
+    for _ in range(3):
+        card[2].live ^= 1
+        card.ways.clear()
+        card.run(4 * WAY_NS)
+        assert OPEN not in card.ways

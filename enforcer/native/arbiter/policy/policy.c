@@ -179,7 +179,7 @@ static enum qp_way last_way(const struct qp_class *s, int k, const struct member
 {
     if (is_fixed_share(s) || s->sliced || m[k].n < 2)
         return QP_WAY_QUANTA;
-    return k == OFFLINE && m[ONLINE].registered ? QP_WAY_LEND : QP_WAY_OPEN;
+    return k == ONLINE || m[ONLINE].registered ? QP_WAY_LEND : QP_WAY_OPEN;
 }
 
 /* Decides one class whose members may run now. */

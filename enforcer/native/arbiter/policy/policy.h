@@ -141,6 +141,7 @@ struct qp_tenant {
     uint64_t had_work_ns;                        /* time in which it was runnable */
     uint64_t quanta_launches, quanta_service_ns; /* when quanta were measured last */
     uint64_t best_launches;                      /* in the best_ns of its class */
+    uint64_t best_work_ns;                       /* of that, time with work */
     /* online, idle_release: auto: the gaps that began with the end of its work */
     uint32_t gaps[QP_GAPS];   /* how many, by length */
     uint32_t gap_us[QP_GAPS]; /* their sum */
@@ -172,16 +173,20 @@ struct qp_class {
     int64_t began_weight;
     uint64_t drain_from_ns; /* when the draining tenant's gate was closed */
     /* policy_way.c */
-    uint32_t way;              /* enum qp_way: taken now, to try it or as the best one */
-    uint32_t trial;            /* 1: it is only tried, and its launches are counted */
-    uint32_t best;             /* enum qp_way: of those tried so far */
-    uint32_t best_by_weight;   /* the same without open gates */
-    uint32_t members;          /* at the last decision */
-    uint32_t last_way;         /* enum qp_way: the last one that may be tried */
+    uint32_t way;            /* enum qp_way: taken now, to try it or as the best one */
+    uint32_t trial;          /* 1: it is only tried, and its launches are counted */
+    uint32_t best;           /* enum qp_way: of those tried so far */
+    uint32_t best_by_weight; /* the same without open gates */
+    uint32_t members;        /* at the last decision */
+    uint32_t last_way;       /* enum qp_way: the last one that may be tried */
+    uint32_t barred_way;     /* enum qp_way: a member suffered in it */
+    uint32_t reserved;
     uint64_t counted_ns;       /* for how long launches are counted, without time for online */
     uint64_t settled_until_ns; /* when the next comparison begins */
     uint64_t look_ns;          /* when the counts are looked at next */
     uint64_t rest_ns;          /* for how long the next result holds */
+    uint64_t barred_until_ns;  /* barred_way is not tried before */
+    uint64_t bar_ns;           /* for how long it was not, last */
     uint64_t unused_ns;        /* of the quanta of this trial, while others waited */
     uint64_t best_ns;          /* time in which best_launches of the members were counted */
 };

@@ -114,6 +114,7 @@ static void begin_drain(struct qp_card *c, struct qp_class *s, uint64_t now)
 {
     struct qp_tenant *d = &c->tenant[s->current];
     d->backlogged = d->runnable;
+    d->pause_ns -= d->runnable ? d->pause_ns / 8 : 0; /* no pause ended this quantum */
     s->draining = s->current;
     s->current = -1;
     s->closed_idle = !d->undrained && is_open(d);
@@ -196,6 +197,7 @@ uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint
         return wake;
     if (!cur->runnable)
         wake = min_u64(wake, pause_ends_at(s, cur));
-    wake = min_u64(wake, claimed_at(s, cur, &c->tenant[other], now));
+    if (s->use_from_ns) /* until then its credit does not fall */
+        wake = min_u64(wake, claimed_at(s, cur, &c->tenant[other], now));
     return min_u64(wake, quantum_end(c, s, m));
 }

@@ -5,10 +5,10 @@
  * between kernels leave a part of their quanta unused. What fills the pauses best depends on the
  * lengths of kernels and pauses, on what a change of context costs, and on the weights. So the ways
  * are tried for a moment each, and the launches of each member are compared. Quanta are left only
- * for a way in which nobody launches less.
+ * for a way in which nobody launches less, and come back when somebody does.
  *
- * A member that reports false counts decides only about itself: with too few launches it gets
- * quanta, and with too many it does not change that the others must not lose.
+ * The counts are the jobs' own words. With too few launches a member keeps its class in quanta, and
+ * the others have their parts. With too many it does not change that the others must not lose.
  */
 #include "policy/policy_parts.h"
 
@@ -86,7 +86,7 @@ static void settle_way(struct qp_card *c, struct qp_class *s, const struct membe
     take_way(c, s, m, way);
     begin_counts(c, s, m, now);
     s->settled_until_ns = now + s->rest_ns;
-    s->look_ns = way == QP_WAY_OPEN ? now + QP_WAY_NS : s->settled_until_ns;
+    s->look_ns = way == QP_WAY_QUANTA ? s->settled_until_ns : now + QP_WAY_NS;
     s->rest_ns = min_u64(2 * s->rest_ns, QP_WAY_REST_NS);
 }
 
@@ -103,13 +103,31 @@ static uint64_t expected(const struct qp_class *s, const struct qp_tenant *t)
     return s->best_ns ? t->best_launches * s->counted_ns / s->best_ns : 0;
 }
 
+static uint64_t worked(const struct qp_tenant *t)
+{
+    return t->had_work_ns - t->had_work_before_ns;
+}
+
+/* Open gates keep no weights. So a member that has work must launch often enough to show a loss. */
+static bool all_known(struct qp_card *c, const struct qp_class *s, const struct members *m)
+{
+    for (uint32_t j = 0; j < m->n; j++) {
+        const struct qp_tenant *t = member(c, m, j);
+        if (worked(t) > s->counted_ns / WAY_PART && counted(t) < WAY_LAUNCHES)
+            return false;
+    }
+    return true;
+}
+
 /* Have the counts become large enough? */
 static bool is_complete(struct qp_card *c, const struct qp_class *s, const struct members *m)
 {
     uint64_t age = s->counted_ns, least = WAY_LAUNCHES;
     for (uint32_t j = 0; j < m->n; j++) {
-        uint64_t n = counted(member(c, m, j));
-        least = n ? min_u64(least, n) : least; /* one without any launch has no say */
+        const struct qp_tenant *t = member(c, m, j);
+        uint64_t n = counted(t);
+        bool says = n || worked(t) > age / WAY_PART; /* an idle one has no say */
+        least = says ? min_u64(least, n) : least;
     }
     return age >= QP_WAY_NS && (least >= WAY_LAUNCHES || age >= WAY_LONGEST * QP_WAY_NS);
 }
@@ -169,22 +187,23 @@ static bool all_gain(struct qp_card *c, const struct qp_class *s, const struct m
     return n && parts >= n * (2 * WAY_PART + 1);
 }
 
-/* Open gates know no weights and are not charged. Where they were only tried, what each member used
- * is charged as its launches cost otherwise, so that the trial is made good. */
+/* Open gates know no weights and are not charged. Where they were only tried, a member pays for
+ * what it used beyond its part, as its launches cost otherwise. It is credited nothing: the counts
+ * may be false. */
 static void charge_open(struct qp_card *c, int k, const struct members *m)
 {
-    int64_t used[QP_MAX_TENANTS], total = 0, sum = 0;
+    int64_t used[QP_MAX_TENANTS], total = (int64_t)c->cls[k].counted_ns, sum = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = member(c, m, j);
         uint64_t each = t->quanta_launches ? t->quanta_service_ns / t->quanta_launches : 0;
         used[j] = (int64_t)min_u64(counted(t) * each, QP_DEFICIT_MAX_NS);
-        total += used[j];
         sum += weight(&c->cls[k], t);
     }
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = member(c, m, j);
         int64_t part = total * weight(&c->cls[k], t) / sum;
-        t->deficit_ns = clamp_deficit(t->deficit_ns + part - used[j]);
+        if (used[j] > part)
+            t->deficit_ns = clamp_deficit(t->deficit_ns + part - used[j]);
     }
 }
 
@@ -197,6 +216,7 @@ static void note_best(struct qp_card *c, struct qp_class *s, const struct member
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = member(c, m, j);
         t->best_launches = counted(t);
+        t->best_work_ns = worked(t);
         if (s->way != QP_WAY_QUANTA)
             continue;
         t->quanta_launches = counted(t);
@@ -213,54 +233,87 @@ static void end_trial(struct qp_card *c, int k, const struct members *m, bool lo
         begin_trial(c, s, m, QP_WAY_QUANTA, now);
         return;
     }
-    bool better = s->way == QP_WAY_QUANTA || (!loses && all_gain(c, s, m));
+    bool known = s->way != QP_WAY_OPEN || all_known(c, s, m);
+    bool better = s->way == QP_WAY_QUANTA || (!loses && known && all_gain(c, s, m));
     if (better)
         note_best(c, s, m);
     else if (s->way == QP_WAY_OPEN)
         charge_open(c, k, m);
-    if (s->way == s->last_way)
+    bool barred = now < s->barred_until_ns && s->way + 1 >= s->barred_way;
+    if (s->way == s->last_way || barred)
         settle_way(c, s, m, s->best, now);
     else
         begin_trial(c, s, m, s->way + 1, now);
 }
 
-/* Launches a member less than in the trial of open gates, although it had work all the time? Then
- * others need more of the card than they did, or one of them hogs it. */
-static bool any_suffers(struct qp_card *c, const struct qp_class *s, const struct members *m)
+/* Has a member less than its part by weight is worth, and not because it wants less? One that has
+ * work all the time wants it; one that pauses is slower in its time with work than in the trial.
+ * Then others need more of the card than they did, or one of them hogs it. */
+static bool suffers(const struct qp_class *s, const struct qp_tenant *t, int64_t sum)
 {
-    uint64_t age = s->counted_ns;
-    for (uint32_t j = 0; j < m->n; j++) {
-        const struct qp_tenant *t = member(c, m, j);
-        uint64_t due = expected(s, t), got = counted(t);
-        bool had_work = t->had_work_ns - t->had_work_before_ns >= age - age / WAY_LOOKS;
-        if (had_work && due > got && due - got > due / 4 + 2)
-            return true;
-    }
-    return false;
+    uint64_t age = s->counted_ns, work = worked(t), got = counted(t);
+    uint64_t part = guaranteed(s, t, sum), spare = s->way == QP_WAY_OPEN ? WAY_PART : WAY_LOOKS;
+    if (work < age / WAY_LOOKS)
+        return false;
+    if (t->best_work_ns < s->best_ns / WAY_PART)
+        return s->way == QP_WAY_OPEN; /* it was idle in the trial, and nothing is known of it */
+    bool slower = got < t->best_launches * work / t->best_work_ns * 3 / 4;
+    bool less = part > got && part - got > part / spare + 2;
+    return less && (slower || work >= age - age / WAY_LOOKS);
 }
 
-/* What was measured is due to be measured again, or void. Open gates are left for a while where a
- * member suffers: they hold no weights. */
+static bool any_suffers(struct qp_card *c, const struct qp_class *s, const struct members *m)
+{
+    int64_t sum = 0;
+    bool any = false;
+    for (uint32_t j = 0; j < m->n; j++)
+        sum += weight(s, member(c, m, j));
+    for (uint32_t j = 0; j < m->n; j++)
+        any |= suffers(s, member(c, m, j), sum);
+    return any;
+}
+
+/* Leaves a way in which a member suffers, and does not try it again for a while, each time for
+ * longer: also for new members, or a tenant that comes and goes would have a trial each time. */
+static void leave_way(struct qp_card *c, struct qp_class *s, const struct members *m, uint64_t now)
+{
+    s->barred_way = s->way;
+    s->bar_ns = min_u64(max_u64(2 * s->bar_ns, QP_WAY_REST_LEAST_NS), QP_WAY_REST_NS);
+    s->barred_until_ns = now + s->bar_ns;
+    settle_way(c, s, m, s->way == QP_WAY_OPEN ? s->best_by_weight : QP_WAY_QUANTA, now);
+}
+
+/* What was measured is watched while it holds, and measured again then. Quanta rotate slowly, so
+ * lending is looked at seldom. */
 static void review_settled(struct qp_card *c, struct qp_class *s, const struct members *m,
                            uint64_t now)
 {
-    if (s->way == QP_WAY_OPEN && any_suffers(c, s, m)) {
-        settle_way(c, s, m, s->best_by_weight, now);
+    bool known = s->counted_ns >= (s->way == QP_WAY_OPEN ? 1 : WAY_LONGEST) * QP_WAY_NS;
+    if (s->way != QP_WAY_QUANTA && known && any_suffers(c, s, m)) {
+        leave_way(c, s, m, now);
     } else if (now >= s->settled_until_ns) {
+        s->bar_ns = s->way == s->barred_way ? 0 : s->bar_ns; /* it lasted */
         begin_trial(c, s, m, QP_WAY_QUANTA, now);
     } else {
-        begin_counts(c, s, m, now);
+        if (known && is_complete(c, s, m))
+            begin_counts(c, s, m, now);
         s->look_ns = min_u64(now + QP_WAY_NS, s->settled_until_ns);
     }
 }
 
 /* Another member, or one that left: what was measured is void. */
-static bool has_changed(struct qp_card *c, struct qp_class *s, const struct members *m)
+static bool has_changed(struct qp_card *c, int k, const struct members *m)
 {
+    struct qp_class *s = &c->cls[k];
     bool changed = s->members != m->n;
-    for (uint32_t j = 0; j < m->n; j++) {
-        changed |= !member(c, m, j)->compared;
-        member(c, m, j)->compared = 1;
+    for (uint32_t i = 0, j = 0; i < c->ntenants; i++) {
+        bool is_member = j < m->n && m->at[j] == i;
+        struct qp_tenant *t = &c->tenant[i];
+        j += is_member;
+        if (class_of(t) != k)
+            continue;
+        changed |= is_member && !t->compared;
+        t->compared = is_member;
     }
     s->members = m->n;
     return changed;
@@ -271,7 +324,7 @@ void qp_choose_way(struct qp_card *c, int k, const struct members *m, enum qp_wa
                    uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
-    bool changed = has_changed(c, s, m) || s->last_way != last, free = last != QP_WAY_QUANTA;
+    bool changed = has_changed(c, k, m) || s->last_way != last, free = last != QP_WAY_QUANTA;
     s->last_way = last;
     if (changed || !free) {
         s->rest_ns = QP_WAY_REST_LEAST_NS;
@@ -293,12 +346,12 @@ void qp_choose_way(struct qp_card *c, int k, const struct members *m, enum qp_wa
         s->look_ns = now + look_after(s);
 }
 
-/* When it is due again. Without competition, or work at open gates, there is nothing to look at. */
+/* When it is due again. Without work there is nothing to look at, nor without competition. */
 uint64_t qp_way_wake(const struct qp_card *c, int k, const struct members *m)
 {
     const struct qp_class *s = &c->cls[k];
-    bool due = s->contended;
-    for (uint32_t j = 0; !due && s->way == QP_WAY_OPEN && j < m->n; j++)
+    bool due = false;
+    for (uint32_t j = 0; !due && j < m->n; j++)
         due = c->tenant[m->at[j]].runnable;
-    return due ? s->look_ns : QP_NEVER;
+    return due && (s->contended || s->way == QP_WAY_OPEN) ? s->look_ns : QP_NEVER;
 }
