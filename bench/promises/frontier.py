@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.promises.gaps import AUTO, FIXED, Played, Scenario, oracle, play
+from bench.promises.gaps import AUTO, Played, Scenario, oracle, outcome
 from bench.promises.harvest import P99_RATIO, Outcome
 
 SWITCH_MS, CHAIN_SWITCH_MS = 0.1, 0.05  # of the engine's card, and of the simulated one
@@ -88,8 +88,8 @@ def limit(load: Load, alone_use: float, switch_ms: float) -> tuple[float, float]
 
 def measure(load: Load) -> Frontier:
     """All runs of a load, with the same arrivals."""
-    runs = {release: play(load.scenario, release) for release in (*FIXED, AUTO)}
-    return Frontier(load, play(load.scenario, AUTO, alone=True), runs)
+    found = outcome(load.scenario)
+    return Frontier(load, found.alone, found.runs)
 
 
 def style(name: str) -> dict[str, Any]:

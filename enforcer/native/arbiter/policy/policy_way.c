@@ -4,8 +4,8 @@
  * others at once; all gates open, where the card itself divides its time. Programs that pause
  * between kernels leave a part of their quanta unused. What fills the pauses best depends on the
  * lengths of kernels and pauses, on what a change of context costs, and on the weights. So the ways
- * are tried for a moment each, and the launches of each member are compared. Quanta are left only
- * for a way in which nobody launches less, and come back when somebody does.
+ * are tried for a moment each, and the launches of each member are compared. Another way is taken
+ * only if no member launches less in it than under quanta, and left when a member does.
  *
  * The counts are the jobs' own words. With too few launches a member keeps its class in quanta, and
  * the others have their parts. With too many it does not change that the others must not lose.
@@ -18,12 +18,13 @@
 /* count: Launches of each member that make a comparison good. Evidence: simulator
  * (docs/measurements/2026-11-29-gain-simulated.md). */
 #define WAY_LAUNCHES 32u
-/* times: A trial with fewer launches ends after so many times QP_WAY_NS. Evidence: none. */
+/* times: A trial with fewer launches ends after WAY_LONGEST * QP_WAY_NS. Evidence: simulator
+ * (docs/measurements/2026-11-29-gain-simulated.md). */
 #define WAY_LONGEST 4u
 /* count: More launches in a trial are not believed. No sum of products wraps. Evidence: bound. */
 #define WAY_MOST (1ull << 20)
-/* 1/n: A trial is looked at so often in QP_WAY_NS, to end it where a member loses. Evidence: none.
- */
+/* 1/n: A trial of open gates is checked after each such part of QP_WAY_NS, and ends when a member
+ * launches a quarter less. Evidence: simulator (docs/measurements/2026-11-29-gain-simulated.md). */
 #define WAY_LOOKS 8u
 
 static struct qp_tenant *member(struct qp_card *c, const struct members *m, uint32_t j)
@@ -224,8 +225,8 @@ static void note_best(struct qp_card *c, struct qp_class *s, const struct member
     }
 }
 
-/* A trial has ended: the next way is tried, or the best one taken. A way is better if nobody loses
- * by it. */
+/* A trial has ended: the next way is tried, or the best one taken. A way is better if all members
+ * together launch more in it, and none launches less. */
 static void end_trial(struct qp_card *c, int k, const struct members *m, bool loses, uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
