@@ -199,6 +199,7 @@ def test_a_refusal_is_counted_once_however_often_the_arbiter_begins_anew(tmp_pat
             arbiter.start()
             s.until(lambda: arbiter.card.asked)
             s.until(lambda: probe.ask(f"alloc 0 {GIB // 4}") == 0)
+            s.until(lambda: arbiter.card.proc("mem_used") > 0)  # the new page is in use
             assert arbiter.card.proc("mem_denied") == 0
             assert probe.ask(f"alloc 1 {GIB}") == s.OUT_OF_MEMORY
             assert arbiter.card.proc("mem_denied") == 1
