@@ -176,7 +176,7 @@ install-controller:
 install-slurm-plugins:
 	$(call put,644,$(BUILD)/lib/qgpu_spank.so,$(LIBDIR)/qgpu)
 	$(if $(NATIVE_GRES),$(call put,644,$(NATIVE_GRES)/gres_qgpu.so \
-	  $(NATIVE_GRES)/gres_qgpu_mem.so,$(SLURM_PLUGINDIR)))
+	  $(NATIVE_GRES)/gres_vram.so,$(SLURM_PLUGINDIR)))
 
 install-simulator:
 	$(call put,755,$(BUILD)/bin/qgpu-simgpu $(BUILD)/bin/qgpu-workload,$(LIBEXECDIR)/qgpu)

@@ -89,7 +89,7 @@ class GresGroup:
         cards = len(self.cards)
         counts = "".join(f",qgpu:{name}:{count}" for name, count in self.counts.items())
         return (
-            f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},qgpu_mem:{self.mem}"
+            f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},vram:{self.mem}"
         )
 
 

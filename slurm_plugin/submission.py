@@ -61,7 +61,7 @@ class LuaMissingError(RuntimeError):
 class Submission:
     """Fields of a job submission under Slurm's names; None if not given.
 
-    `qgpu_mem` and `cards` are options of the SPANK plugin as written; `nodes` and the two numbers
+    `vram` and `cards` are options of the SPANK plugin as written; `nodes` and the two numbers
     of tasks are the job's shape, with `cpus_per_task`; `mem` (0: all of the node) and `mem_per_cpu`
     are MiB of host memory. `extra` counts only if this Slurm has it (23.02), of `gres_flags`
     only enforce-binding.
@@ -81,7 +81,7 @@ class Submission:
     tres_freq: str | None = None
     exclusive: Exclusive | None = None
     gres_flags: str | None = None
-    qgpu_mem: str | None = None
+    vram: str | None = None
     cards: str | None = None
     nodes: int | None = None
     tasks: int | None = None
@@ -192,7 +192,7 @@ class JobSubmit:
         }
         for name, value in values.items():
             record[name.encode()] = _raw(value)
-        options = {"QGPU_MEM": job.qgpu_mem, "QGPU_CARDS": job.cards}
+        options = {"QGPU_VRAM": job.vram, "QGPU_CARDS": job.cards}
         lines = [f"{name}={value}" for name, value in options.items() if value]
         record[b"spank_job_env"] = self.lua.table(*(_raw(line) for line in lines))
         return record

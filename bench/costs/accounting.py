@@ -157,7 +157,7 @@ def _sacct(directory: Path, jobs: int) -> Path:
     place = directory / f"bin{jobs}"
     place.mkdir(exist_ok=True)
     out, names = io.StringIO(), io.StringIO()
-    tres = "cpu=1,gres/qgpu:offline=30,gres/qgpu=30,gres/qgpu_mem=4G"
+    tres = "cpu=1,gres/qgpu:offline=30,gres/qgpu=30,gres/vram=4G"
     for job in range(7, 7 + jobs) if jobs == 1 else range(1, jobs + 1):
         user = f"user{job % 50}"
         out.write(

@@ -62,7 +62,7 @@ slurm = {{ SUCCESS = 0, ERROR = -1, log_user = function() end }}
 local qgpu = dofile("{modules}")("{tables}")
 local asked = {{
     {{ gres = "gres:qgpu:30", qos = "online" }},
-    {{ gres = "gres:qgpu:30,gres:qgpu_mem:8G", qos = "offline", comment = "my text" }},
+    {{ gres = "gres:qgpu:30,gres:vram:8G", qos = "offline", comment = "my text" }},
     {{ gres = "gres:qgpu:60,gres:craynetwork:1", qos = "online",
         comment = "qgpu/1 whole; forged" }},
     {{ gres = "gres:qgpu:130", qos = "online" }},

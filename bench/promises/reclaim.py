@@ -46,7 +46,7 @@ class Moved:
 def submitted(cluster: Sandbox, qos: str, gib: int, script: str) -> int:
     """A job of alice, its number."""
     words = ["sbatch", "--parsable", "--output=/dev/null", "--mem=500M", f"--qos={qos}"]
-    words.append(f"--gres=qgpu:1,qgpu_mem:{gib}G")
+    words.append(f"--gres=qgpu:1,vram:{gib}G")
     done = cluster.run(words, user="alice", input=f"#!/bin/sh\n{script}\n")
     return int(done.stdout.strip().split(";")[0])
 

@@ -63,7 +63,7 @@ class MemoryStory:
 
     def _submit(self, name: str, user: str, qos: str, gib: int, work: tuple[str, ...]) -> Job:
         job = self.cluster.submit(
-            user, name, qos, f"qgpu:50,qgpu_mem:{gib}G", work, ["-t", "5", "--mem=1G"]
+            user, name, qos, f"qgpu:50,vram:{gib}G", work, ["-t", "5", "--mem=1G"]
         )
         self.cluster.wait_state(job, ["RUNNING"], 60)
         return job

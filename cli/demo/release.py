@@ -70,7 +70,7 @@ class ReleaseStory:
         qos = "online" if user == "alice" else "offline"
         options = ["-t", "2", "-w", self.cluster.sandbox.node_names[0]]
         work = (*work, "--length", str(LONGEST_S))
-        job = self.cluster.submit(user, name, qos, "qgpu:50,qgpu_mem:4G", work, options)
+        job = self.cluster.submit(user, name, qos, "qgpu:50,vram:4G", work, options)
         self.cluster.wait_state(job, ["RUNNING"])
         self.cluster.wait_logged(job, "its process id", lambda: job.pid is not None)
         return job

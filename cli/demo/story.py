@@ -41,7 +41,7 @@ SOLO_S = 2.0  # seconds in which the offline job runs alone, for its rate
 BAD_REQUESTS = (
     (("--gres=qgpu:130",), "130"),
     (("--gres=qgpu:0",), "qgpu:0"),
-    (("--gres=qgpu:30,qgpu_mem:500G",), "500G"),
+    (("--gres=qgpu:30,vram:500G",), "500G"),
     (("--gres=qgpu:30,gpu:1",), "gpu"),
     (("--gres=qgpu:b300:30",), "b300"),
 )
@@ -79,8 +79,8 @@ class Story:
         duty = ("--log-requests", "--busy", str(BUSY_S), "--idle", str(IDLE_S), "--length", length)
         serve = self.start("serve", "alice", "online", "qgpu:60", *KERNEL, *duty)
         self.start("chat", "alice", "online", "qgpu:80", *LIGHT)
-        self.start("fold", "bob", "offline", "qgpu:50,qgpu_mem:60G", *STEADY)
-        self.start("render", "bob", "offline", "qgpu:20,qgpu_mem:60G", *LIGHT)
+        self.start("fold", "bob", "offline", "qgpu:50,vram:60G", *STEADY)
+        self.start("render", "bob", "offline", "qgpu:20,vram:60G", *LIGHT)
         big = self.cluster.submit("alice", "big", "online", "qgpu:80", LIGHT)
         self.jobs["big"] = big
         # The first burst runs alone: that is what online's latency is compared with.
@@ -88,7 +88,7 @@ class Story:
         train_s = (BURSTS - 1) * (BUSY_S + IDLE_S) + SOLO_S
         training = (*KERNEL, "--no-sync-each", "--length", str(train_s))
         # Short enough to end before `big` could begin, or Slurm would hold the place for `big`.
-        self.start("train", "bob", "offline", "qgpu:30,qgpu_mem:20G", *training, minutes=1)
+        self.start("train", "bob", "offline", "qgpu:30,vram:20G", *training, minutes=1)
         running = {job.id for name, job in self.jobs.items() if name != "big"}
         log = self.cluster.sandbox.layout.log("slurmctld")
         wait_for(
@@ -190,7 +190,7 @@ class Story:
         place = self.cluster.grants()[fold.id]
         work = ("--alloc-past", "8G", *KERNEL, "--length", "1")
         greedy = self.cluster.submit(
-            "bob", "greedy", "offline", "qgpu:5,qgpu_mem:4G", work, ["-t", "1", "-w", place.node]
+            "bob", "greedy", "offline", "qgpu:5,vram:4G", work, ["-t", "1", "-w", place.node]
         )
         self.jobs["greedy"] = greedy
         self.cluster.wait_end(greedy)
@@ -226,7 +226,7 @@ class Story:
         place = self.cluster.grants()[fold.id]
         work = (*KERNEL, "--no-sync-each", "--memory", "3G", "--length", "60")
         victim = self.start(
-            "victim", "bob", "offline", "qgpu:50,qgpu_mem:4G", *work, on=place.node, minutes=1
+            "victim", "bob", "offline", "qgpu:50,vram:4G", *work, on=place.node, minutes=1
         )
         node = self.cluster.sandbox.node(place.node)
         self.cluster.wait_logged(victim, "its process id", lambda: victim.pid is not None)

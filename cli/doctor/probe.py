@@ -258,7 +258,7 @@ def gres_of(config: Config) -> str:
     least = max(LEAST_MIB, *(config.least_mem(group.model) for group in config.nodes))
     if config.smallest_usable() * share // 100 >= least:
         return f"qgpu:{share}"
-    return f"qgpu:{share},qgpu_mem:{least}M"
+    return f"qgpu:{share},vram:{least}M"
 
 
 def script(config_path: str, digest: str) -> str:

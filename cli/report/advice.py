@@ -133,7 +133,7 @@ def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
         return [
             f"job {job.job_id}: {grant.denied} allocation(s) were refused at its cap of"
             f" {_gib(grant.mem_cap)}. Ask for more with"
-            f" --gres=qgpu:{grant.share},qgpu_mem:{_more_memory(grant.mem_cap)}."
+            f" --gres=qgpu:{grant.share},vram:{_more_memory(grant.mem_cap)}."
         ]
     # A running job may yet need its memory, and one without launches shows nothing.
     if (
@@ -146,7 +146,7 @@ def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
     enough = max(1, -(-grant.mem_peak * 5 // (4 * GIB)))
     return [
         f"job {job.job_id}: it used at most {_gib(grant.mem_peak)} of {_gib(grant.mem_cap)}."
-        f" --gres=qgpu:{grant.share},qgpu_mem:{enough}G would have been enough, and may start"
+        f" --gres=qgpu:{grant.share},vram:{enough}G would have been enough, and may start"
         " earlier."
     ]
 

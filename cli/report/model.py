@@ -221,7 +221,7 @@ def _job(
         nodes=job.nodes,
         job_class=grants[-1].job_class if grants else booked,
         share=grants[-1].share if grants else _count(job.tres, f"gres/qgpu:{booked}"),
-        mem=grants[-1].mem_cap if grants else _size(job.tres.get("gres/qgpu_mem")),
+        mem=grants[-1].mem_cap if grants else _size(job.tres.get("gres/vram")),
         grants=grants,
         account=job.account,
     )

@@ -227,9 +227,9 @@ def _default_memory(config: Config) -> HostDefault:
 @click.option(
     "--gres",
     default=None,
-    help="What --gres of sbatch would say, for example qgpu:30,qgpu_mem:12G.",
+    help="What --gres of sbatch would say, for example qgpu:30,vram:12G.",
 )
-@click.option("--qgpu-mem", default=None, help="Memory on each card, as the option of sbatch.")
+@click.option("--vram", default=None, help="Memory on each card, as the option of sbatch.")
 @click.option("--qgpu-cards", default=None, help="Cards of each node, as the option of sbatch.")
 @click.option(
     "--tres-per-task",
@@ -263,7 +263,7 @@ def _default_memory(config: Config) -> HostDefault:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     gres: str | None,
-    qgpu_mem: str | None,
+    vram: str | None,
     qgpu_cards: str | None,
     tres_per_task: str | None,
     nodes: int | None,
@@ -286,9 +286,9 @@ def plan(
     Nothing is submitted. Exits 1 with the sentence that sbatch would print where the request is
     refused.
     """
-    if not gres and not tres_per_task and not qgpu_mem:
+    if not gres and not tres_per_task and not vram:
         raise click.UsageError("say what the job asks for, for example --gres=qgpu:30")
-    _check_length("--qgpu-mem", qgpu_mem, "12G")
+    _check_length("--vram", vram, "12G")
     _check_length("--qgpu-cards", qgpu_cards, "2")
     config = read_config(config_path)
     if partition is None:
@@ -302,7 +302,7 @@ def plan(
             gres_flags=gres_flags,
             comment=comment,
             tres_per_task=tres_per_task,
-            qgpu_mem=qgpu_mem,
+            vram=vram,
             cards=qgpu_cards,
             nodes=nodes,
             tasks=ntasks,

@@ -339,7 +339,7 @@ class NodeGroup(Section):
 
 
 class Limits(Section):
-    """Smallest and largest share in percent, smallest qgpu_mem in MiB."""
+    """Smallest and largest share in percent, smallest vram in MiB."""
 
     min_share: int = Field(default=1, ge=1, le=100)
     max_share: int = Field(default=100, ge=1, le=100)

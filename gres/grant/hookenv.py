@@ -27,7 +27,7 @@ _VARIABLE: dict[TagField, str] = {"extra": "SLURM_JOB_EXTRA", "comment": "SLURM_
 ALLOCATED = "QGPU_ALLOCATED"
 UNKNOWN = "?"  # its value if slurmctld gave no answer or a shortened one
 _READ = (*_VARIABLE.values(), *NATIVE, ALLOCATED, "SLURM_JOB_GPUS", "SLURMD_NODENAME")
-_PARTS = ("gres/shard", "gres/mps", "gres/qgpu")  # also gres/qgpu_mem
+_PARTS = ("gres/shard", "gres/mps", "gres/qgpu")  # also gres/vram
 
 
 class HookEnvError(ValueError):
@@ -149,12 +149,12 @@ def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
         name = printable(env.get("QGPU_NATIVE_CLASS", ""), 40) or "none"
         raise _NativeError(f"the class of its qgpu is '{name}', but must be online or offline")
     share = _each_card(env, "QGPU_NATIVE_SHARE", "qgpu", cards)
-    mem = _each_card(env, "QGPU_NATIVE_MEM", "qgpu_mem", cards)
+    mem = _each_card(env, "QGPU_NATIVE_MEM", "vram", cards)
     if share > 100:
         raise _NativeError(f"Slurm allocated {share} of qgpu of one card to it; the limit is 100")
     if mem % MIB:
         raise _NativeError(
-            f"Slurm allocated {mem} bytes of qgpu_mem to it, which is no number of MiB"
+            f"Slurm allocated {mem} bytes of vram to it, which is no number of MiB"
         )
     # Slurm counts no host memory of ours. A false word here only lets the job's memory be taken.
     host, cpus = (said.host, said.cpus) if said is not None else (None, None)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * The two plugins: gres_qgpu.so (percent of cards, with the class as Type) and gres_qgpu_mem.so
+ * The two plugins: gres_qgpu.so (percent of cards, with the class as Type) and gres_vram.so
  * (bytes of cards' memory). Both are built from plugin.c, node_config.c and pack.c; qgpu.c or
- * qgpu_mem.c has the differences.
+ * vram.c has the differences.
  */
 #ifndef QGPU_NATIVE_H
 #define QGPU_NATIVE_H
@@ -29,7 +29,7 @@ extern const struct qgn_kind qgn_kind;
 /* The records are those of gres.conf merged with slurm.conf. */
 /* The sum of the counts of one gres. */
 uint64_t qgn_sum(list_t *records, const char *gres);
-/* Are the records of qgpu, and those of qgpu_mem, valid? Each fault is logged. */
+/* Are the records of qgpu, and those of vram, valid? Each fault is logged. */
 bool qgn_valid_qgpu(list_t *records);
 bool qgn_valid_mem(list_t *records);
 

@@ -103,12 +103,12 @@ static int check_share(void *item, void *arg)
 static bool mem_record(struct walk *walk, const gres_slurmd_conf_t *record)
 {
     if (record->type_name) {
-        error("gres.conf: Name=qgpu_mem has Type=%s; memory has no class, leave Type out",
+        error("gres.conf: Name=vram has Type=%s; memory has no class, leave Type out",
               record->type_name);
         return false;
     }
     if (walk->records > 1) {
-        error("gres.conf: Name=qgpu_mem comes in %d parts: write one line for all cards together, "
+        error("gres.conf: Name=vram comes in %d parts: write one line for all cards together, "
               "with the count that "
               "slurm.conf's Gres= has",
               walk->records);
@@ -118,7 +118,7 @@ static bool mem_record(struct walk *walk, const gres_slurmd_conf_t *record)
         return false;
     if (record->count >= MEM_LEAST * walk->cards && record->count <= MEM_MOST * walk->cards)
         return true;
-    error("gres.conf: Name=qgpu_mem Count=%" PRIu64 " is %" PRIu64 " MiB for %" PRIu64
+    error("gres.conf: Name=vram Count=%" PRIu64 " is %" PRIu64 " MiB for %" PRIu64
           " cards; it counts bytes: "
           "write the cards' usable memory with its unit, for example Count=%" PRIu64 "G",
           record->count, record->count / MIB, walk->cards, 78 * walk->cards);
@@ -173,10 +173,10 @@ static bool valid(list_t *records, const char *gres, const char *other,
 
 bool qgn_valid_qgpu(list_t *records)
 {
-    return valid(records, "qgpu", "qgpu_mem", check_share);
+    return valid(records, "qgpu", "vram", check_share);
 }
 
 bool qgn_valid_mem(list_t *records)
 {
-    return valid(records, "qgpu_mem", "qgpu", check_mem);
+    return valid(records, "vram", "qgpu", check_mem);
 }

@@ -26,30 +26,30 @@ MESSAGES: dict[str, str] = {
     " write at most --gres=qgpu:{top}.",
     "doubled": "{token} is refused: qgpu is asked for twice; write it once,"
     " for example --gres=qgpu:{example}.",
-    "doubled_mem": "{token} is refused: qgpu_mem is asked for twice; write it once,"
-    " for example --gres=qgpu:{example},qgpu_mem:{low}M.",
+    "doubled_mem": "{token} is refused: vram is asked for twice; write it once,"
+    " for example --gres=qgpu:{example},vram:{low}M.",
     "parts": "{token} is refused: it has too many parts; write --gres=qgpu:{example},"
     " or --gres=qgpu:{model}:{example} for a certain model.",
     "model_unknown": "{token} is refused: there is no card model '{word}' here, only {models};"
     " write for example --gres=qgpu:{model}:{example}.",
     "class_by_hand": "{token} is refused: the class comes from the QOS, not from the request;"
     " write --gres=qgpu:{example} and choose the class with --qos ({qos_list}).",
-    "mem_alone": "{token} is refused: qgpu_mem goes with a share of a card;"
-    " write for example --gres=qgpu:{example},qgpu_mem:{low}M.",
+    "mem_alone": "{token} is refused: vram goes with a share of a card;"
+    " write for example --gres=qgpu:{example},vram:{low}M.",
     "mem_text": "{token} is refused: '{word}' is not an amount of memory; write a whole number with"
-    " M, G or T, for example --gres=qgpu:{example},qgpu_mem:{low}M.",
+    " M, G or T, for example --gres=qgpu:{example},vram:{low}M.",
     "mem_low": "{token} is refused: the least is {low}M, and a number without a unit counts bytes;"
-    " write for example --gres=qgpu:{share},qgpu_mem:{low}M.",
+    " write for example --gres=qgpu:{share},vram:{low}M.",
     "mem_high": "{token} is refused: one card has {usable}M to share;"
-    " write at most --gres={ask},qgpu_mem:{usable}M.",
+    " write at most --gres={ask},vram:{usable}M.",
     "mem_high_untyped": "{token} is refused: the smallest card has {usable}M to share;"
-    " write at most qgpu_mem:{usable}M, or name a larger card,"
+    " write at most vram:{usable}M, or name a larger card,"
     " for example --gres=qgpu:{model}:{share},{token}.",
     "mem_whole": "{token} is refused beside {other}: whole cards come with all their memory;"
-    " write --gres={other}, or --gres=qgpu:{max},qgpu_mem:{low}M for a share of one.",
+    " write --gres={other}, or --gres=qgpu:{max},vram:{low}M for a share of one.",
     "mem_default_low": (
         "{token} is refused: it would come with {mem}M of memory, but the least is {low}M; write"
-        " for example --gres={token},qgpu_mem:{low}M."
+        " for example --gres={token},vram:{low}M."
     ),
     "gpu_and_qgpu": "{token} is refused beside {other}: a job has either a share or whole cards;"
     " write --gres=qgpu:{example} for a share, or --gres=gpu:1 for a whole card.",
@@ -139,12 +139,12 @@ MESSAGES: dict[str, str] = {
     "host_high": (
         "{token} is refused: its memory may be taken back to host memory, so {cap}M are added to"
         " the job's own {own}M, and a node gives at most {limit}M to a job; write at most"
-        " --mem={room}M, or less of the card, for example --gres=qgpu:{share},qgpu_mem:{low}M."
+        " --mem={room}M, or less of the card, for example --gres=qgpu:{share},vram:{low}M."
     ),
     "host_never": (
         "{token} is refused: its {cap}M of memory may be taken back to host memory, and a node"
-        " gives at most {limit}M of that to a job; ask for less qgpu_mem, for example"
-        " --gres=qgpu:{share},qgpu_mem:{low}M."
+        " gives at most {limit}M of that to a job; ask for less vram, for example"
+        " --gres=qgpu:{share},vram:{low}M."
     ),
     "host_grows": (
         "memory of this job on its card may be taken back to its host memory, so its request per"

@@ -319,7 +319,7 @@ local function decide_share(job, entries, share, t)
     local own = {
         "qgpu:" .. class .. ":" .. int(share.percent),
         typed("shard", share.model, shards),
-        "qgpu_mem:" .. int(mem) .. "M",
+        "vram:" .. int(mem) .. "M",
     }
     return {
         gres = joined(own, entries.rest),

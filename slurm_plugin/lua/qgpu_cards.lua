@@ -53,7 +53,7 @@ local function check(job_desc, decision, cards, q, t)
     return nodes
 end
 
-local OURS = { qgpu = true, qgpu_mem = true, shard = true, mps = true }
+local OURS = { qgpu = true, vram = true, shard = true, mps = true }
 
 -- The entries of a TRES string that are not ours, as the user wrote them; nil if none.
 function M.rest_of(tres, q)

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- The options of qgpu's SPANK plugin, --qgpu-mem and --qgpu-cards, as slurmctld gets them: lines of
+-- The options of qgpu's SPANK plugin, --vram and --qgpu-cards, as slurmctld gets them: lines of
 -- the job's SPANK environment. They mean the same as --gres and become part of it, so they need no
 -- trust.
 local M = {}
 
-local NAMES = { QGPU_MEM = "mem", QGPU_CARDS = "cards" }
+local NAMES = { QGPU_VRAM = "mem", QGPU_CARDS = "cards" }
 
 -- { mem = "12G", cards = "2" } of the list of NAME=VALUE (with Slurm's SPANK_ in front, or
 -- without); at most 32 bytes.
@@ -26,7 +26,7 @@ function M.with_mem(gres, options)
     if not options.mem then
         return gres
     end
-    local mem = "qgpu_mem:" .. options.mem
+    local mem = "vram:" .. options.mem
     return gres and gres ~= "" and gres .. "," .. mem or mem
 end
 

@@ -97,7 +97,7 @@ function M.parse_entry(text)
     return { text = text, name = table.remove(parts, 1), parts = parts }
 end
 
-local GROUP = { qgpu = "qgpu", qgpu_mem = "mem", gpu = "gpu", shard = "shared", mps = "shared" }
+local GROUP = { qgpu = "qgpu", vram = "mem", gpu = "gpu", shard = "shared", mps = "shared" }
 
 -- `gpu:0` asks for nothing, and must not be promised a card.
 local function no_card(entry)

@@ -72,7 +72,7 @@ def parts_fault(have: list[Part], wanted: list[Part]) -> str:
         if part in have:
             continue
         near = [other for other in have if (other.name, other.files) == (part.name, part.files)]
-        if part.name in ("qgpu", "qgpu_mem"):
+        if part.name in ("qgpu", "vram"):
             near = [other for other in near if other.kind == part.kind]
         return f"there is no line for {part}" + (f", but one for {near[0]}" if near else "")
     extra = [part for part in have if part not in wanted]

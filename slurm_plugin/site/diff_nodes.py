@@ -13,7 +13,7 @@ from slurm_plugin.site.difference import Difference, replaced
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.nodes import NodeLine, node_lines, partitions
 
-SHARES = ("shard", "qgpu", "qgpu_mem")
+SHARES = ("shard", "qgpu", "vram")
 OURS = ("gpu", *SHARES)
 _COUNT = re.compile(r"([0-9]+)([KMGTP]?)B?", re.IGNORECASE)
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}

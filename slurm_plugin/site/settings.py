@@ -106,8 +106,8 @@ def slurm_settings(config: Config, etc_dir: str) -> list[Setting]:
     `etc_dir` has prolog and epilog.
     """
     native = config.slurm.native_gres
-    types = ("gpu", "qgpu", "qgpu_mem", "shard") if native else ("gpu", "shard", "qgpu", "qgpu_mem")
-    tres = ("gpu", "shard", "qgpu", "qgpu:online", "qgpu:offline", "qgpu_mem")
+    types = ("gpu", "qgpu", "vram", "shard") if native else ("gpu", "shard", "qgpu", "vram")
+    tres = ("gpu", "shard", "qgpu", "qgpu:online", "qgpu:offline", "vram")
     return [
         Setting(
             "GresTypes",

@@ -14,7 +14,7 @@ static void hand_over(spank_t sp, const char *name, const char *value)
     spank_err_t err = spank_job_control_setenv(sp, name, value, 1);
     if (err != ESPANK_SUCCESS)
         slurm_error(
-            "qgpu: spank: %s could not be handed over (%s); use --gres=qgpu:N,qgpu_mem:SIZE", name,
+            "qgpu: spank: %s could not be handed over (%s); use --gres=qgpu:N,vram:SIZE", name,
             spank_strerror(err));
 }
 

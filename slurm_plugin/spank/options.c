@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The options --qgpu-mem and --qgpu-cards. Every context registers them: srun sends its options to
+ * The options --vram and --qgpu-cards. Every context registers them: srun sends its options to
  * slurmstepd. That would log an error for an unknown one. Only the clients read the values.
- * job_submit.lua turns them into the native request: qgpu_mem and the number of cards (client.c).
+ * job_submit.lua turns them into the native request: vram and the number of cards (client.c).
  */
 #include "spank_qgpu.h"
 
@@ -54,8 +54,8 @@ static int take_mem(int val, const char *text, int remote)
     if (remote)
         return ESPANK_SUCCESS;
     if (!text || strlen(text) >= sizeof(mem) || !is_size(text)) {
-        slurm_error("qgpu: --qgpu-mem=%s is refused: write a whole number with M, G or T, for "
-                    "example --qgpu-mem=12G",
+        slurm_error("qgpu: --vram=%s is refused: write a whole number with M, G or T, for "
+                    "example --vram=12G",
                     shown(text));
         return ESPANK_BAD_ARG;
     }
@@ -81,10 +81,10 @@ static int take_cards(int val, const char *text, int remote)
 }
 
 static struct spank_option options[] = {
-    {.name = "qgpu-mem",
+    {.name = "vram",
      .arginfo = "SIZE",
      .usage = "[qgpu] memory on each card, beside --gres=qgpu:N; the same as "
-              "--gres=qgpu:N,qgpu_mem:SIZE",
+              "--gres=qgpu:N,vram:SIZE",
      .has_arg = 1,
      .cb = take_mem},
     {.name = "qgpu-cards",

@@ -57,7 +57,7 @@ const char *qg_option_cards(void);
 
 /* client.c: in sbatch, salloc and srun, before the request is sent. Slurm puts SPANK_ before the
  * names of these variables. */
-#define QG_SPANK_MEM   "QGPU_MEM"
+#define QG_SPANK_MEM   "QGPU_VRAM"
 #define QG_SPANK_CARDS "QGPU_CARDS"
 void qg_client_hand_over(spank_t sp);
 

@@ -267,9 +267,9 @@ static void remove_options(spank_t sp)
      * them as options of their own. */
     static const char *const names[] = {"SLURM_SPANK_" QG_SPANK_MEM,
                                         "SLURM_SPANK_" QG_SPANK_CARDS,
-                                        "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_mem",
+                                        "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_vram",
                                         "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_cards",
-                                        "_SLURM_SPANK_OPTION_qgpu_qgpu_mem",
+                                        "_SLURM_SPANK_OPTION_qgpu_vram",
                                         "_SLURM_SPANK_OPTION_qgpu_qgpu_cards"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)

@@ -93,19 +93,19 @@ REPORTED: Breakages = {
         "nodes",
         "qgpu:offline is 8, it should be 800",
     ),
-    "count of qgpu_mem is off": (
+    "count of vram is off": (
         lambda s: s.edit("etc/qgpu/gres.conf", "Count=156G", "Count=160G"),
         "gres.conf",
-        "no line for qgpu_mem Count=",
+        "no line for vram Count=",
     ),
-    "count of qgpu_mem is off in slurm.conf": (
-        lambda s: s.says("qgpu_mem:156G", "qgpu_mem:16G", *NODES),
+    "count of vram is off in slurm.conf": (
+        lambda s: s.says("vram:156G", "vram:16G", *NODES),
         "nodes",
-        "qgpu_mem is",
+        "vram is",
     ),
     "NodeName without Gres": (
         lambda s: s.says(
-            "Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G",
+            "Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,vram:156G",
             "Gres=(null)",
             *NODES,
         ),
@@ -168,12 +168,12 @@ REPORTED: Breakages = {
     "GresTypes is missing": (
         lambda s: s.setting("GresTypes", ""),
         "gres types",
-        "GresTypes misses gpu, shard, qgpu, qgpu_mem",
+        "GresTypes misses gpu, shard, qgpu, vram",
     ),
     "GresTypes misses one": (
         lambda s: s.setting("GresTypes", "gpu,shard,qgpu"),
         "gres types",
-        "misses qgpu_mem",
+        "misses vram",
     ),
     "AccountingStorageTRES is missing": (
         lambda s: s.setting("AccountingStorageTRES", ""),

@@ -64,7 +64,7 @@ AccountingStorageEnforce=associations,limits,qos
 PrologEpilogTimeout=60
 include {root}/etc/qgpu/slurm.conf
 NodeName=n[1-2] CPUs=64 \
-Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G
+Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,vram:156G
 PartitionName=gpu Nodes=n[1-2] Default=YES
 """
 INCLUDING = ("gres.conf", "plugstack.conf", "cgroup.conf")

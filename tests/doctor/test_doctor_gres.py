@@ -59,13 +59,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Confi
 
 
 def test_counts_of_slurm_are_read_in_all_its_spellings() -> None:
-    text = "gpu:h200:2(S:0-1),shard:h200:200(S:0-1),qgpu:online:2K,qgpu_mem:156G,tmpdisk:9"
+    text = "gpu:h200:2(S:0-1),shard:h200:200(S:0-1),qgpu:online:2K,vram:156G,tmpdisk:9"
     found = node_counts(text)
     assert found == {
         "gpu:h200": 2,
         "shard": 200,
         "qgpu:online": 2048,
-        "qgpu_mem": 156 << 30,
+        "vram": 156 << 30,
         "tmpdisk": 9,
     }
     assert [count_of(text) for text in ("7", "2k", "x", "")] == [7, 2048, -1, -1]
@@ -157,7 +157,7 @@ def test_plugins_of_another_version_are_a_fault(
     config = site("24.11", native=True)
     (tmp_path / "slurm.conf").write_text(f"PluginDir=/nonexistent:{tmp_path}\n")
     if have:
-        for name in ("gres_qgpu.so", "gres_qgpu_mem.so"):
+        for name in ("gres_qgpu.so", "gres_vram.so"):
             plugin(tmp_path, name, have[0] << 16 | have[1] << 8 | have[2])
     check = native_plugins(config)
     assert (check.status, says in check.text) == (status, True), check.text

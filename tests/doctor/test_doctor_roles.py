@@ -83,4 +83,4 @@ def test_each_role_has_its_own_checks_and_is_well(site: Site, role: roles.Role) 
 def test_a_login_host_without_the_plugin_is_warned(site: Site) -> None:
     Path(site.root / "opt/qgpu_spank.so").unlink()
     found = {check.name: check for check in site.checks(("login",))}
-    assert found["spank"].status == "warn" and "--qgpu-mem" in found["spank"].text
+    assert found["spank"].status == "warn" and "--vram" in found["spank"].text

@@ -21,7 +21,7 @@ from cli.main import main
 IN_FILES = {
     "plugstack has another run_dir": "qgpu/plugstack.conf",
     "count of a class is off": "qgpu/gres.conf",
-    "count of qgpu_mem is off": "qgpu/gres.conf",
+    "count of vram is off": "qgpu/gres.conf",
     "GresTypes is missing": "qgpu/slurm.conf",
     "AccountingStorageTRES is missing": "qgpu/slurm.conf",
     "JobSubmitPlugins is off": "qgpu/slurm.conf",

@@ -14,7 +14,7 @@ REFUSED = {
     "qgpu:130": "above 100 percent only whole cards are given",
     "qgpu:0": "the share of a card must be at least 1 percent",
     "qgpu:abc": "'abc' is not a whole number of percent",
-    "qgpu:30,qgpu_mem:200G": "one card has 79872M to share",
+    "qgpu:30,vram:200G": "one card has 79872M to share",
     "qgpu:30,gpu:1": "a job has either a share or whole cards",
     "shard:30": "qgpu itself books what is shared",
 }
@@ -55,7 +55,7 @@ def test_plain_job_has_no_card(site: Site) -> None:
 
 def test_over_cap_is_refused_with_a_sentence(site: Site) -> None:
     text = past_cap(site)
-    assert "holds 23.4 of 23.4 GiB on this card. Ask for more with qgpu_mem" in text
+    assert "holds 23.4 of 23.4 GiB on this card. Ask for more with vram" in text
     assert summary(text)["alloc"]["error"] == "CUDA_ERROR_OUT_OF_MEMORY"
     assert CAP_30 - (2 << 30) < summary(text)["alloc"]["bytes"] <= CAP_30
 

@@ -15,11 +15,11 @@ from test_install_30_jobs import summary
 
 WORK = "/usr/libexec/qgpu/qgpu-workload"
 # Host memory of an offline job is what it holds on its card, and these nodes have 4000 MiB.
-OFFLINE = "-w n1 --qos=offline --gres=qgpu:30,qgpu_mem:3800M --requeue"
+OFFLINE = "-w n1 --qos=offline --gres=qgpu:30,vram:3800M --requeue"
 HELD = 3 << 30  # bytes, beside the context; the card has 80 GiB
 HOLDS = f"exec {WORK} --pattern {HELD} --length 1800 --json"
 # All of a card but one shard, more than the job above leaves.
-ONLINE = "-w n1 --qos=online --gres=qgpu:30,qgpu_mem:77G"
+ONLINE = "-w n1 --qos=online --gres=qgpu:30,vram:77G"
 YAML = "/etc/qgpu/qgpu.yaml"
 CLASSES = "classes: {offline: {memory: reclaimable}}\nreclaim: {hysteresis: 1s, move: true}\n"
 PAGE = CHECKOUT / "docs/specs/devices.md"

@@ -16,7 +16,7 @@ from test_install_30_jobs import summary
 
 WORK = "/usr/libexec/qgpu/qgpu-workload"
 PAST = f"{WORK} --alloc-past 60GiB --length 0.5 --json"
-OVER = "of 23.4 GiB on this card. Ask for more with qgpu_mem"
+OVER = "of 23.4 GiB on this card. Ask for more with vram"
 ADOPT = "account required pam_slurm_adopt.so\n"
 OURS = "pam_qgpu.so"
 

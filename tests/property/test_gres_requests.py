@@ -27,8 +27,8 @@ NAMES = [
     "qgpu",
     "qgpu",
     "qgpu",
-    "qgpu_mem",
-    "qgpu_mem",
+    "vram",
+    "vram",
     "gpu",
     "shard",
     "mps",
@@ -77,7 +77,7 @@ ENTRY = st.builds(
     st.lists(WORD, max_size=3),
     st.sampled_from([":", ":", ":", "="]),
 )
-PLAIN = st.builds(lambda share, size: f"qgpu:{share},qgpu_mem:{size}", st.integers(0, 300), SIZE)
+PLAIN = st.builds(lambda share, size: f"qgpu:{share},vram:{size}", st.integers(0, 300), SIZE)
 TRES = st.one_of(PLAIN, st.lists(ENTRY, max_size=4).map(",".join))
 TAGGISH = st.sampled_from(
     [
@@ -111,7 +111,7 @@ MEM = st.one_of(
 )
 TAME = st.builds(
     lambda model, share, mem, rest, **fields: Submission(
-        gres=f"qgpu:{model}{share}" + (f",qgpu_mem:{mem}M" if mem else "") + rest,
+        gres=f"qgpu:{model}{share}" + (f",vram:{mem}M" if mem else "") + rest,
         partition="gpu",
         **fields,
     ),
@@ -140,7 +140,7 @@ COUNT = st.none() | st.integers(1, 4)
 SEVERAL = st.builds(
     replace,
     SUBMISSION,
-    qgpu_mem=st.sampled_from([None, None, "4G", "8", "x", "1T"]),
+    vram=st.sampled_from([None, None, "4G", "8", "x", "1T"]),
     cards=st.sampled_from([None, "1", "2", "3", "0", "17", "x", "02", "0x2", "1e0", " 2", "100"]),
     nodes=COUNT,
     tasks=COUNT,
@@ -203,7 +203,7 @@ def spelled(draw: st.DrawFn) -> tuple[Meant, str]:
     meant = draw(MEANT)
     own = ["qgpu:" + meant.model_part + draw(st.sampled_from(["", "0", "00"])) + str(meant.share)]
     if meant.size:
-        own.append(f"qgpu_mem:{meant.size[0]}{meant.size[1]}")
+        own.append(f"vram:{meant.size[0]}{meant.size[1]}")
     own += draw(st.sampled_from([[], [], ["shard:1"]]))
     own = [text.replace(":", draw(st.sampled_from([":", "="]))) for text in own]
     entries = [draw(PREFIX) + text for text in own]
@@ -265,7 +265,7 @@ def expected(meant: Meant, t: Tables) -> Outcome:
     own = [
         f"qgpu:{job_class}:{meant.share}",
         f"shard:{meant.model_part}{booked}",
-        f"qgpu_mem:{mem}M",
+        f"vram:{mem}M",
     ]
     return Outcome(
         gres=",".join([*own, *rest_of(meant)]), tag=str(Tag(job_class, meant.share, mem))
@@ -300,7 +300,7 @@ def test_every_lua_version_says_the_same(name: str, multi_card: bool, job: Submi
     assert [first] * len(others) == others
 
 
-OURS = ("qgpu", "qgpu_mem", "gpu", "shard", "mps", "")
+OURS = ("qgpu", "vram", "gpu", "shard", "mps", "")
 
 
 def foreign(gres: str) -> list[str]:
@@ -323,7 +323,7 @@ def test_what_is_accepted_is_within_the_limits_and_booked(name: str, job: Submis
     if tag is None or tag.job_class is None:
         return
     own = re.match(
-        r"qgpu:(\w+):(\d+),shard:(?:(\w+):)?(\d+),qgpu_mem:(\d+)M(,|$)", found.gres or ""
+        r"qgpu:(\w+):(\d+),shard:(?:(\w+):)?(\d+),vram:(\d+)M(,|$)", found.gres or ""
     )
     assert own is not None
     assert (own[1], int(own[2]), int(own[5])) == (tag.job_class, tag.share, tag.mem)
@@ -365,7 +365,7 @@ def test_a_text_is_refused_where_it_would_not_fit_behind_the_tag(
 ) -> None:
     field = tables(name).tag_field
     job = Submission(
-        gres=f"qgpu:{share},qgpu_mem:2G",
+        gres=f"qgpu:{share},vram:2G",
         qos="online" if name != "mixed" else "prod",
         partition="gpu",
     )

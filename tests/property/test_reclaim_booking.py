@@ -80,7 +80,7 @@ def test_what_jobs_that_reserve_are_promised_fits_the_card(
     free, caps, compute = CARD_SHARDS, 0, 0
     for job_class, share, mem in asks:
         found = judge(key).decide(
-            Submission(gres=f"qgpu:{share},qgpu_mem:{mem}M", qos=job_class, mem=0)
+            Submission(gres=f"qgpu:{share},vram:{mem}M", qos=job_class, mem=0)
         )
         assert found.tag is not None
         assert (found.tag.host is not None) == config.reclaims(job_class)

@@ -86,7 +86,7 @@ def row(job: Made) -> Row:
     else:
         tres = (
             f"cpu=1,gres/qgpu:{job.qos}={job.share},gres/qgpu={job.share},"
-            f"gres/qgpu_mem=4G,gres/shard={job.share}"
+            f"gres/vram=4G,gres/shard={job.share}"
         )
     hours, rest = divmod(job.elapsed, 3600)
     clock = f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"

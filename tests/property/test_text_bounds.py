@@ -15,7 +15,7 @@ from slurm_plugin.submission import RequestError, Submission
 
 FIELDS = (
     "gres", "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres", "mem_per_tres",
-    "tres_bind", "tres_freq", "qos", "partition", "comment", "extra", "qgpu_mem", "cards",
+    "tres_bind", "tres_freq", "qos", "partition", "comment", "extra", "vram", "cards",
 )  # fmt: skip
 PIECE = st.sampled_from(
     [",", ":", ";", "+", "qgpu/;", " ", "x", "a,", "a:", "gres:", "gpu:0,", "gpu:1,", "qgpu:1,"]
@@ -56,7 +56,7 @@ def test_any_text_costs_bounded_steps(
     count, key, said = steps(name, version, Submission(**given))
     assert count <= MOST
     assert len(said) < 700, "a refusal does not print the text"
-    if len(text.encode()) > 1024 and field not in ("qgpu_mem", "cards"):
+    if len(text.encode()) > 1024 and field not in ("vram", "cards"):
         assert key == "field_long", said
-    if len(text.encode()) > 65536 and field in ("qgpu_mem", "cards"):
+    if len(text.encode()) > 65536 and field in ("vram", "cards"):
         assert key == "spank_long"

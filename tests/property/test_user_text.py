@@ -234,7 +234,7 @@ def test_sentences_to_users_are_whole(foreign: str) -> None:
 # ---- job_submit --------------------------------------------------------------------------------
 
 
-@given(value, value, st.sampled_from(["gres", "qos", "partition", "cards", "qgpu_mem", "comment"]))
+@given(value, value, st.sampled_from(["gres", "qos", "partition", "cards", "vram", "comment"]))
 def test_job_submit_keeps_words_and_tags_apart(foreign: str, prefix: str, field: str) -> None:
     """Any text in any field: a printable refusal, or our tag in front of what the user wrote."""
     fields = {"gres": "qgpu:5", "qos": "online", "comment": prefix, field: foreign}

@@ -8,14 +8,14 @@ from cli.doctor.known import Known, words
 from cli.doctor.result import RESTART_ALL, Check
 from slurm_plugin import releases
 
-GRES = ("gpu", "shard", "qgpu", "qgpu_mem")
+GRES = ("gpu", "shard", "qgpu", "vram")
 TRES = (
     "gres/gpu",
     "gres/shard",
     "gres/qgpu",
     "gres/qgpu:online",
     "gres/qgpu:offline",
-    "gres/qgpu_mem",
+    "gres/vram",
 )
 
 

@@ -33,7 +33,7 @@ def expected(group: GresGroup) -> Counts:
         f"gpu:{group.model}": cards,
         "shard": 100 * cards,
         **counts,
-        "qgpu_mem": count_of(group.mem),
+        "vram": count_of(group.mem),
     }
 
 
@@ -85,12 +85,12 @@ def slurmd_gres(known: Known) -> Check:
     fault = counts_fault(have, expected(group_of(known.need, known.node)))
     if fault:
         return Check("gres counts", "fail", f"slurmd counts: {fault}", AGAIN)
-    total = f"{have['shard']} shards, {have['qgpu_mem'] // MIB} MiB"
+    total = f"{have['shard']} shards, {have['vram'] // MIB} MiB"
     return Check("gres counts", "ok", f"slurmd counts what qgpu.yaml says: {total}")
 
 
 def node_counts(text: str) -> Counts:
-    """Counts of a Gres= value such as gpu:h200:2(S:0-1),shard:h200:200,qgpu_mem:156G."""
+    """Counts of a Gres= value such as gpu:h200:2(S:0-1),shard:h200:200,vram:156G."""
     found: Counts = {}
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         parts = item.strip().split(":")

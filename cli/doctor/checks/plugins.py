@@ -11,7 +11,7 @@ from cli.doctor.known import NO_SLURM, Known
 from cli.doctor.result import Check
 from slurm_plugin import releases
 
-GRES_PLUGINS = ("gres_qgpu.so", "gres_qgpu_mem.so")
+GRES_PLUGINS = ("gres_qgpu.so", "gres_vram.so")
 AGAIN = "install qgpu-slurm-plugins for Slurm {}"
 
 
@@ -108,9 +108,9 @@ def native_plugins(known: Known) -> Check:
 
 
 def spank_option(known: Known) -> Check:
-    """On a host where jobs are submitted the plugin brings --qgpu-mem and --qgpu-cards."""
+    """On a host where jobs are submitted the plugin brings --vram and --qgpu-cards."""
     check = spank(known)
     if check.status == "fail":
-        text = f"{check.text}; sbatch here does not know --qgpu-mem"
+        text = f"{check.text}; sbatch here does not know --vram"
         return Check("spank", "warn", text, check.todo)
     return check

@@ -15,7 +15,7 @@ from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 
 HERE = files.ROOT / "gres" / "native"
-PLUGINS = ("gres_qgpu.so", "gres_qgpu_mem.so")
+PLUGINS = ("gres_qgpu.so", "gres_vram.so")
 _MULTIARCH = Path("/usr/lib")
 
 

@@ -137,8 +137,8 @@ def _memory_fault(job: HookJob, tag: Tag, node: Node) -> str:
     if tag.whole or tag.mem <= usable:
         return ""
     return (
-        f"job {job.job_id} asked for qgpu_mem:{format_mib(tag.mem)}, but a card of {node.name} has"
-        f" {format_mib(usable)} for jobs. Submit it again with qgpu_mem:{format_mib(usable)} or"
+        f"job {job.job_id} asked for vram:{format_mib(tag.mem)}, but a card of {node.name} has"
+        f" {format_mib(usable)} for jobs. Submit it again with vram:{format_mib(usable)} or"
         " less."
     )
 

@@ -44,7 +44,7 @@ def test_cap_is_exact_and_said_once(tmp_path: Path, arbiter: s.FakeArbiter) -> N
         error = probe.finish()
     assert error == (
         "qgpu: allocation of 1.0 MiB refused: job 4711 holds 24.0 of 24.0 GiB on this card. "
-        "Ask for more with qgpu_mem (for example --gres=qgpu:30,qgpu_mem:25G) or use less.\n"
+        "Ask for more with vram (for example --gres=qgpu:30,vram:25G) or use less.\n"
     )
 
 

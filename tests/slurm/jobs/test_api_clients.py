@@ -36,7 +36,7 @@ def submit(
 
 
 def test_a_share_is_rewritten_and_a_forged_tag_does_not_count(live: Live, client: Path) -> None:
-    job = int(submit(live, client, "qgpu:30,qgpu_mem:4G", FORGED, FORGED, "offline"))
+    job = int(submit(live, client, "qgpu:30,vram:4G", FORGED, FORGED, "offline"))
     live.until(lambda: job in live.grants(), 20, "its grant")
     grant = live.grants()[job]
     assert (grant.job_class, grant.cards[0].share, grant.cards[0].mem_cap) == (
@@ -50,7 +50,7 @@ def test_a_share_is_rewritten_and_a_forged_tag_does_not_count(live: Live, client
 
 
 @pytest.mark.parametrize(
-    "gres", ["shard:30", "mps:30", "qgpu:online:30", "qgpu:online:30,shard:1,qgpu_mem:70G"]
+    "gres", ["shard:30", "mps:30", "qgpu:online:30", "qgpu:online:30,shard:1,vram:70G"]
 )
 def test_the_carriers_are_refused(live: Live, client: Path, gres: str) -> None:
     assert submit(live, client, gres, FORGED, FORGED, "online").startswith("refused: ")
@@ -67,7 +67,7 @@ def test_a_job_without_a_card_cannot_carry_a_tag(live: Live, client: Path) -> No
 def test_what_a_user_writes_later_is_stripped_too_and_admin_comment_is_the_admins(
     live: Live, client: Path
 ) -> None:
-    job = int(submit(live, client, "qgpu:30,qgpu_mem:4G", "", "", "offline"))
+    job = int(submit(live, client, "qgpu:30,vram:4G", "", "", "offline"))
     live.until(lambda: job in live.grants(), 20, "its grant")
     before = live.tag(job)
     for field in ("Comment", live.dialect.field):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jobs_support import CASES, Live, sentence_of
 
-ONLINE_30 = "qgpu:online:30,shard:30,qgpu_mem:23961M"
+ONLINE_30 = "qgpu:online:30,shard:30,vram:23961M"
 TAG_30 = "qgpu/1 class=online share=30 mem=23961"
 
 
@@ -77,8 +77,8 @@ def refused(live: Live, job: int, change: str, says: str) -> None:
 
 def test_a_waiting_job_is_judged_again(live: Live) -> None:
     job = held(live, "--gres=qgpu:30", "--qos=online", f"{live.dialect.option}=mine")
-    assert update(live, job, "Gres=qgpu:40,qgpu_mem:1G") == ""
-    now = ("qgpu:online:40,shard:40,qgpu_mem:1024M", "qgpu/1 class=online share=40 mem=1024; mine")
+    assert update(live, job, "Gres=qgpu:40,vram:1G") == ""
+    now = ("qgpu:online:40,shard:40,vram:1024M", "qgpu/1 class=online share=40 mem=1024; mine")
     assert (live.gres(job), live.tag(job)) == now
     refused(live, job, "Gres=qgpu:130", "qgpu:130 is refused")
     refused(live, job, "Gres=shard:30", "qgpu itself books")
@@ -86,7 +86,7 @@ def test_a_waiting_job_is_judged_again(live: Live) -> None:
     if live.dialect.may_change:
         assert update(live, job, "QOS=offline") == ""
         now = (
-            "qgpu:offline:40,shard:2,qgpu_mem:1024M",
+            "qgpu:offline:40,shard:2,vram:1024M",
             "qgpu/1 class=offline share=40 mem=1024; mine",
         )
     else:

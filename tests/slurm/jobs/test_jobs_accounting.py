@@ -36,8 +36,8 @@ def ended(live: Live, script: str, *options: str) -> int:
 
 
 def test_tres_are_accounted_by_class(live: Live) -> None:
-    online = live.submit("true", "--qos=online", "--gres=qgpu:30,qgpu_mem:24G")
-    offline = live.submit("true", "--qos=offline", "--gres=qgpu:60,qgpu_mem:8G")
+    online = live.submit("true", "--qos=online", "--gres=qgpu:30,vram:24G")
+    offline = live.submit("true", "--qos=offline", "--gres=qgpu:60,vram:8G")
     lone = live.dialect.lone_whole
     whole = live.submit("true", f"--gres=qgpu:{100 if lone else 200}")
     live.finish(online, offline, whole)
@@ -48,7 +48,7 @@ def test_tres_are_accounted_by_class(live: Live) -> None:
         tres[job] = {
             name.removeprefix("gres/"): value for name, value in pairs if name.startswith("gres/")
         }
-    sizes = {job: parse_size(tres[job].pop("qgpu_mem")) for job in (online, offline)}
+    sizes = {job: parse_size(tres[job].pop("vram")) for job in (online, offline)}
     assert sizes == {online: 24 * GIB, offline: 8 * GIB}
     assert tres[online] == {"qgpu": "30", "qgpu:online": "30", "shard": "31"}
     assert tres[offline] == {"qgpu": "60", "qgpu:offline": "60", "shard": "11"}
@@ -58,7 +58,7 @@ def test_tres_are_accounted_by_class(live: Live) -> None:
 def test_busy_time_is_that_of_the_kernels(live: Live) -> None:
     # 400 kernels of 5 ms are 2 s on the card, by the card's own clock.
     kernels = "--kernel-us 5000 --iters 5000000 --requests 400 --memory 1G"
-    job = ended(live, f"qgpu-workload {kernels}", "--gres=qgpu:30,qgpu_mem:4G")
+    job = ended(live, f"qgpu-workload {kernels}", "--gres=qgpu:30,vram:4G")
     (grant,) = live.report(job)[job]["grants"]
     assert grant["busy_s"] == pytest.approx(2.0, rel=0.05)
     assert grant["launches"] >= 400
@@ -74,13 +74,13 @@ def test_preemptions_and_denials_are_counted(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.3", "--idle", "0.4", "--length", "1.6")
     offline = live.submit(
-        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
+        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,vram:4G", *node
     )
     live.wait_state(offline, "RUNNING")
     online = live.submit(
         f"{work(*duty)}; {work('--memory', '5G')}",
         "--qos=online",
-        "--gres=qgpu:50,qgpu_mem:4G",
+        "--gres=qgpu:50,vram:4G",
         *node,
     )
     live.finish(online)
@@ -97,12 +97,12 @@ def test_preemptions_and_denials_are_counted(live: Live) -> None:
     assert 0.15 < below["suspended_idle_s"] < below["suspended_s"] - 0.4
     assert (above["preempted"], above["suspended_s"]) == (0, 0)
     assert above["denied"] == 1
-    assert any("--gres=qgpu:50,qgpu_mem:5G" in line for line in found[online]["advice"])
+    assert any("--gres=qgpu:50,vram:5G" in line for line in found[online]["advice"])
 
 
 def test_report_in_its_three_forms(live: Live) -> None:
     done = ended(live, work("--length", "0.3"), "--qos=online", "--gres=qgpu:30", "-J", "fold|1")
-    runs = live.submit("exec sleep 600", "--qos=offline", "--gres=qgpu:20,qgpu_mem:4G")
+    runs = live.submit("exec sleep 600", "--qos=offline", "--gres=qgpu:20,vram:4G")
     waits = live.submit("true", "-H", "--gres=qgpu:40")
     live.wait_state(runs, "RUNNING")
     live.wait_sacct(done)
@@ -170,7 +170,7 @@ def test_totals_are_those_of_sacct_to_the_second(live: Live) -> None:
     shares = {"online": (30, 40), "offline": (20, 60)}
     begun = time.monotonic()
     jobs = {
-        live.submit(work("--length", "1.5"), f"--qos={qos}", f"--gres=qgpu:{share},qgpu_mem:4G"): (
+        live.submit(work("--length", "1.5"), f"--qos={qos}", f"--gres=qgpu:{share},vram:4G"): (
             qos,
             share,
         )
@@ -227,7 +227,7 @@ def test_shares_are_those_of_sreport_to_the_second(untouched: Live) -> None:
     """
     live = untouched
     hour = time.time() // 3600 * 3600
-    done = [ended(live, "sleep 2", f"--gres=qgpu:{share},qgpu_mem:4G") for share in (30, 55)]
+    done = [ended(live, "sleep 2", f"--gres=qgpu:{share},vram:4G") for share in (30, 55)]
     for job in done:
         live.wait_sacct(job)
     since, until = (
@@ -250,8 +250,8 @@ def test_private_data_hides_the_jobs_of_others(live: Live) -> None:
     """Users ask qgpud, which knows them by the kernel; what slurm.conf hides, qgpu hides by the
     same words.
     """
-    done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,qgpu_mem:4G")
-    runs = live.submit(work("--length", "600"), "--gres=qgpu:30,qgpu_mem:4G")
+    done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,vram:4G")
+    runs = live.submit(work("--length", "600"), "--gres=qgpu:30,vram:4G")
     live.wait_state(runs, "RUNNING")
 
     def seen(user: str | None) -> tuple[set[int], set[int]]:
@@ -294,10 +294,10 @@ def test_harvest_is_what_offline_did_beside_online(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.2", "--idle", "0.6", "--length", "3")
     offline = live.submit(
-        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node
+        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,vram:4G", *node
     )
     live.wait_state(offline, "RUNNING")
-    online = live.submit(work(*duty), "--qos=online", "--gres=qgpu:50,qgpu_mem:4G", *node)
+    online = live.submit(work(*duty), "--qos=online", "--gres=qgpu:50,vram:4G", *node)
     live.finish(online)
     live.cancel(offline)
     live.finish(offline)
@@ -312,7 +312,7 @@ def test_harvest_is_what_offline_did_beside_online(live: Live) -> None:
 
 
 def test_users_get_their_own_through_qgpud_and_not_the_file(live: Live) -> None:
-    done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,qgpu_mem:4G")
+    done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,vram:4G")
     ledger = live.paths(live.nodes[0]).ledger
     assert ledger.stat().st_mode & 0o777 == 0o640
     assert live.run("cat", str(ledger), user="alice").returncode != 0
@@ -322,7 +322,7 @@ def test_users_get_their_own_through_qgpud_and_not_the_file(live: Live) -> None:
 
 
 def test_top_jobs_and_cards_show_what_runs(live: Live) -> None:
-    job = live.submit(work("--length", "300"), "--qos=online", "--gres=qgpu:30,qgpu_mem:4G")
+    job = live.submit(work("--length", "300"), "--qos=online", "--gres=qgpu:30,vram:4G")
     live.wait_state(job, "RUNNING")
 
     def tenant(user: str | None = None) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def test_top_jobs_and_cards_show_what_runs(live: Live) -> None:
 
 
 def test_collected_ledger_tells_the_same(live: Live) -> None:
-    done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,qgpu_mem:4G")
+    done = ended(live, work("--length", "0.5"), "--gres=qgpu:30,vram:4G")
     base, into = (
         live.paths(live.nodes[0]).state_dir.parent,
         live.sandbox.layout.state / "collected.sqlite",
@@ -359,7 +359,7 @@ def test_collected_ledger_tells_the_same(live: Live) -> None:
 
 
 def test_page_of_a_live_job(live: Live) -> None:
-    done = ended(live, work("--length", "2.5"), "--gres=qgpu:30,qgpu_mem:4G")
+    done = ended(live, work("--length", "2.5"), "--gres=qgpu:30,vram:4G")
     page = live.sandbox.layout.state / "page.html"
     live.ask("qgpu", "report", str(done), "--html", str(page))
     text = page.read_text()

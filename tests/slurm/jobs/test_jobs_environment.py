@@ -79,7 +79,7 @@ def srun(live: Live, probe: str, *options: str) -> dict[str, Any]:
 def test_only_jobs_with_a_share_are_governed(live: Live, probe: str) -> None:
     wanted = {  # options: governed, cards
         "--gres=qgpu:30 --export=NONE": (True, 1),
-        "--gres=qgpu:h200:30,qgpu_mem:4G": (True, 1),
+        "--gres=qgpu:h200:30,vram:4G": (True, 1),
         "": (False, 0),
         "--gres=gpu:1": (False, 1),
         "--gres=gpu:h200": (False, 1),
@@ -126,7 +126,7 @@ def test_steps_inherit_and_a_clean_environment_loses_the_shim_only_without_mount
     live: Live, probe: str
 ) -> None:
     jobs = [
-        live.submit(STEPS.format(probe=probe), "-n2", "--gres=qgpu:30,qgpu_mem:4G", *more)
+        live.submit(STEPS.format(probe=probe), "-n2", "--gres=qgpu:30,vram:4G", *more)
         for more in ([], ["--export=NONE"])
     ]
     for text in live.finish(*jobs):

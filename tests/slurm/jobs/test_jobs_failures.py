@@ -50,7 +50,7 @@ def test_twenty_jobs_outlive_the_death_of(live: Live, service: str) -> None:
     go = live.sandbox.layout.home("alice") / "go"
     go.unlink(missing_ok=True)
     script = "echo up; until [ -e go ]; do sleep 0.1; done; " + work("--requests", "20")
-    options = ("--qos=offline", "--gres=qgpu:20,qgpu_mem:15G")
+    options = ("--qos=offline", "--gres=qgpu:20,vram:15G")
     jobs = together(lambda: live.submit(script, *options) for _ in range(20))
     live.until(lambda: set(jobs) <= set(live.grants()), 30, "twenty grants")
     # A slurmd that is killed before it could tell of its Prolog leaves a job that waits for that
@@ -81,13 +81,13 @@ def test_twenty_jobs_outlive_the_death_of(live: Live, service: str) -> None:
 def test_a_suspended_job_delays_no_other_and_continues(live: Live) -> None:
     node = ("-w", live.nodes[0])
     online = live.submit(
-        f"{work('--length', '4')}; echo done", "--qos=online", "--gres=qgpu:40,qgpu_mem:4G", *node
+        f"{work('--length', '4')}; echo done", "--qos=online", "--gres=qgpu:40,vram:4G", *node
     )
     live.until(lambda: online in live.grants(), 20, "the online job")
     live.ask("scontrol", "suspend", str(online))
     live.wait_state(online, "SUSPENDED")
     offline = live.submit(
-        work("--length", "1"), "--qos=offline", "--gres=qgpu:40,qgpu_mem:4G", *node
+        work("--length", "1"), "--qos=offline", "--gres=qgpu:40,vram:4G", *node
     )
     live.until(lambda: offline in live.grants(), 20, "the offline job")
     assert live.place(offline) == live.place(online)
@@ -99,7 +99,7 @@ def test_a_suspended_job_delays_no_other_and_continues(live: Live) -> None:
 
 
 def test_a_job_may_be_cancelled_in_each_phase(live: Live) -> None:
-    gres = "--gres=qgpu:60,qgpu_mem:1G"
+    gres = "--gres=qgpu:60,vram:1G"
     blockers = [live.submit("exec sleep 600", "--qos=online", gres) for _ in range(4)]
     for job in blockers:
         live.wait_state(job, "RUNNING")
@@ -158,7 +158,7 @@ def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
     """
     go = live.sandbox.layout.home("alice") / "go"
     go.unlink(missing_ok=True)
-    gres = ("--qos=online", "--gres=qgpu:60,qgpu_mem:8G", "-w", live.nodes[0])
+    gres = ("--qos=online", "--gres=qgpu:60,vram:8G", "-w", live.nodes[0])
     step = "until [ -e go ]; do sleep 0.1; done; srun -n1 bash -c 'echo step $QGPU_GRANT_FD'"
     runs, other = live.submit(step, *gres), live.submit("exec sleep 600", *gres)
     granted = {job: live.grant(job) for job in (runs, other)}
@@ -167,7 +167,7 @@ def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
     live.until(lambda: live.reason(waits) == "Resources", 20, f"job {waits} waiting")
     before = {job: (live.gres(job), live.tag(job)) for job in (runs, other, waits, held, array)}
     assert set(before.values()) == {
-        ("qgpu:online:60,shard:60,qgpu_mem:8192M", "qgpu/1 class=online share=60 mem=8192")
+        ("qgpu:online:60,shard:60,vram:8192M", "qgpu/1 class=online share=60 mem=8192")
     }
     # so that slurmctld does not end while it waits for what slurmdbd calls the job
     update(live, held, "Nice=1")
@@ -206,7 +206,7 @@ def test_a_job_that_is_cancelled_in_its_prolog_leaves_nothing(live: Live) -> Non
     node = live.nodes[0]
     live.sandbox.kill(node, "qgpud", signal.SIGSTOP)
     try:
-        job = live.submit("echo ran; sleep 600", "--gres=qgpu:10,qgpu_mem:1G", "-w", node)
+        job = live.submit("echo ran; sleep 600", "--gres=qgpu:10,vram:1G", "-w", node)
         live.until(lambda: in_prolog(job), 10, f"the Prolog of job {job}")
         live.cancel(job, user="alice")
     finally:

@@ -35,7 +35,7 @@ def remains(live: Live, job: int) -> list[str]:
 
 def start(live: Live, script: str, *options: str) -> int:
     """A job with a share that runs."""
-    job = live.submit(script, "--gres=qgpu:10,qgpu_mem:1G", *options)
+    job = live.submit(script, "--gres=qgpu:10,vram:1G", *options)
     live.wait_state(job, "RUNNING")
     return job
 
@@ -50,8 +50,8 @@ def assert_closed(live: Live, job: int, times: int = 1) -> None:
 
 
 def test_the_ways_to_end(live: Live) -> None:
-    done = live.submit(work("--length", "0.3"), "--gres=qgpu:10,qgpu_mem:1G")
-    failed = live.submit("exit 3", "--gres=qgpu:10,qgpu_mem:1G")
+    done = live.submit(work("--length", "0.3"), "--gres=qgpu:10,vram:1G")
+    failed = live.submit("exit 3", "--gres=qgpu:10,vram:1G")
     cancelled = start(live, NAP)
     node = live.grant(cancelled).node
     # the file comes first
@@ -127,9 +127,9 @@ def test_a_users_mistake_drains_nothing(live: Live, user: str | None) -> None:
         "rm -f $QGPU_GRANT; exec python3 -c 'import os; "
         'os.close(int(os.environ["QGPU_GRANT_FD"]))\'',
     )
-    jobs = [live.submit(script, "--gres=qgpu:10,qgpu_mem:1G") for script in scripts]
+    jobs = [live.submit(script, "--gres=qgpu:10,vram:1G") for script in scripts]
     jobs.append(
-        live.submit("true", "--gres=qgpu:10,qgpu_mem:1G", "--export=LD_PRELOAD=/nowhere.so")
+        live.submit("true", "--gres=qgpu:10,vram:1G", "--export=LD_PRELOAD=/nowhere.so")
     )
     jobs.append(live.submit("true", "--gres=qgpu:10", "--chdir=/root"))
     # A tag that a started job's owner (or an admin) writes over stays ours.
@@ -199,7 +199,7 @@ def test_qgpud_may_restart_under_a_starting_job(live: Live) -> None:
     for _ in range(3):
         live.stop_qgpud(node)
         try:
-            job = live.submit(work("--length", "0.2"), "--gres=qgpu:10,qgpu_mem:1G", "-w", node)
+            job = live.submit(work("--length", "0.2"), "--gres=qgpu:10,vram:1G", "-w", node)
             live.until(lambda job=job: live.state(job) == "RUNNING", 10, "the prolog of the job")
             assert job not in live.grants()
         finally:

@@ -63,7 +63,7 @@ def test_rendered_gres_conf_is_what_slurmd_finds(live: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gres", "nodes"), [("qgpu:30", 2), ("qgpu:100", 2), ("gpu:1", 2), ("qgpu:100,qgpu_mem:78G", 2)]
+    ("gres", "nodes"), [("qgpu:30", 2), ("qgpu:100", 2), ("gpu:1", 2), ("qgpu:100,vram:78G", 2)]
 )
 def test_where_plan_says_it_could_run_it_does(live: Live, gres: str, nodes: int) -> None:
     text = live.ask("qgpu", "plan", f"--gres={gres}", "--qos=offline")

@@ -17,11 +17,11 @@ def test_over_the_cap_only_that_program_fails(live: Live) -> None:
     hold = work("--memory", "5G", "--requests", "1")
     fits = work("--memory", "3G", "--requests", "3")
     script = f"{past}; echo past=$?; {hold}; echo hold=$?; {fits}; echo fits=$?"
-    job = live.submit(script, "--gres=qgpu:30,qgpu_mem:4G")
+    job = live.submit(script, "--gres=qgpu:30,vram:4G")
     (text,) = live.finish(job)
     assert re.findall(r"^(\w+=\d)$", text, re.MULTILINE) == ["past=0", "hold=4", "fits=0"]
     first, second = refusals(text)
-    ask = "Ask for more with qgpu_mem (for example --gres=qgpu:30,qgpu_mem:{}) or use less."
+    ask = "Ask for more with vram (for example --gres=qgpu:30,vram:{}) or use less."
     assert re.fullmatch(
         rf"qgpu: allocation of \S+ MiB refused: job {job} holds 4.0 of 4.0 GiB on this card\. "
         + re.escape(ask.format("5G")),
@@ -48,7 +48,7 @@ def test_concurrent_steps_share_the_cap(live: Live) -> None:
     (live.sandbox.layout.home("alice") / "first.log").unlink(missing_ok=True)
     first = work("--memory", "3G", "--log", "first.log", "--length", "600")
     second = work("--memory", "2G", "--requests", "1")
-    options = ("-n2", "--gres=qgpu:30,qgpu_mem:4G")
+    options = ("-n2", "--gres=qgpu:30,vram:4G")
     job = live.submit(CONCURRENT.format(first=first, second=second), *options)
     (text,) = live.finish(job)
     assert "second=4" in text
@@ -61,11 +61,11 @@ def test_concurrent_steps_share_the_cap(live: Live) -> None:
 def test_the_neighbour_on_the_card_goes_on(live: Live) -> None:
     node = ("-w", live.nodes[0])
     neighbour = live.submit(
-        work("--memory", "3G", "--length", "2"), "--gres=qgpu:30,qgpu_mem:4G", *node
+        work("--memory", "3G", "--length", "2"), "--gres=qgpu:30,vram:4G", *node
     )
     live.wait_state(neighbour, "RUNNING")
     greedy = live.submit(
-        work("--alloc-past", "6G", "--requests", "1"), "--gres=qgpu:30,qgpu_mem:4G", *node
+        work("--alloc-past", "6G", "--requests", "1"), "--gres=qgpu:30,vram:4G", *node
     )
     text, said = live.finish(neighbour, greedy)
     assert live.job(neighbour)["JobState"] == "COMPLETED"

@@ -20,9 +20,9 @@ def running(live: Live, qos: str, gres: str, *options: str) -> int:
 
 def test_classes_share_a_card_and_a_second_online_job_takes_another(live: Live) -> None:
     node = ("-w", live.nodes[0])
-    online = running(live, "online", "qgpu:60,qgpu_mem:8G", *node)
-    offline = running(live, "offline", "qgpu:60,qgpu_mem:8G", *node)
-    second = running(live, "online", "qgpu:60,qgpu_mem:8G", *node)
+    online = running(live, "online", "qgpu:60,vram:8G", *node)
+    offline = running(live, "offline", "qgpu:60,vram:8G", *node)
+    second = running(live, "online", "qgpu:60,vram:8G", *node)
     assert live.place(online) == live.place(offline)
     assert live.place(second)[0] == live.place(online)[0]
     assert live.place(second) != live.place(online)
@@ -36,7 +36,7 @@ def test_classes_share_a_card_and_a_second_online_job_takes_another(live: Live) 
 
 
 def test_memory_is_never_promised_twice(live: Live) -> None:
-    jobs = [live.submit(NAP, "--qos=offline", "--gres=qgpu:10,qgpu_mem:30G") for _ in range(11)]
+    jobs = [live.submit(NAP, "--qos=offline", "--gres=qgpu:10,vram:30G") for _ in range(11)]
     live.until(lambda: len(live.grants()) == 8, 20, "eight grants, two on each of four cards")
     waiting = [job for job in jobs if job not in live.grants()]
 
@@ -68,7 +68,7 @@ def test_a_share_never_spans_two_cards(live: Live) -> None:
 def test_a_whole_card_is_not_shared(live: Live) -> None:
     node = ("-w", live.nodes[1])
     whole = running(live, "offline", "qgpu:100", *node)
-    share = running(live, "offline", "qgpu:1,qgpu_mem:300M", *node)
+    share = running(live, "offline", "qgpu:1,vram:300M", *node)
     assert live.grant(whole).state == "whole"
     assert live.place(share) != live.place(whole)
     waits = live.submit(NAP, "--gres=gpu:1", *node)
@@ -78,8 +78,8 @@ def test_a_whole_card_is_not_shared(live: Live) -> None:
 def test_a_whole_card_is_never_one_that_still_has_a_share(live: Live) -> None:
     """Slurm before 23.11.5 forgets that a card is shared when the first of its shares ends."""
     node = ("-w", live.nodes[0])
-    first = running(live, "offline", "qgpu:10,qgpu_mem:1G", *node)
-    share = running(live, "offline", "qgpu:10,qgpu_mem:1G", *node)
+    first = running(live, "offline", "qgpu:10,vram:1G", *node)
+    share = running(live, "offline", "qgpu:10,vram:1G", *node)
     assert live.place(first) == live.place(share)
     live.cancel(first)
     live.wait_gone(first)

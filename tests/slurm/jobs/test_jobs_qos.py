@@ -114,7 +114,7 @@ def test_a_limit_per_user_and_class(live: Live) -> None:
         "MaxTRESPerUser=gres/qgpu:offline=100",
         undo="MaxTRESPerUser=gres/qgpu:offline=-1",
     ):
-        gres = ("--qos=offline", "--gres=qgpu:60,qgpu_mem:1G")
+        gres = ("--qos=offline", "--gres=qgpu:60,vram:1G")
         first = live.submit(NAP, *gres)
         live.wait_state(first, "RUNNING")
         second = live.submit(NAP, *gres)
@@ -122,7 +122,7 @@ def test_a_limit_per_user_and_class(live: Live) -> None:
             lambda: live.reason(second) == "QOSMaxGRESPerUser", 10, "the limit as the reason"
         )
         other = live.submit(NAP, *gres, user="bob", output="/dev/null")
-        online = live.submit(NAP, "--qos=online", "--gres=qgpu:60,qgpu_mem:1G")
+        online = live.submit(NAP, "--qos=online", "--gres=qgpu:60,vram:1G")
         live.wait_state(other, "RUNNING")
         live.wait_state(online, "RUNNING")
         assert live.state(second) == "PENDING"
@@ -133,10 +133,10 @@ def test_a_least_share_per_class(live: Live) -> None:
     with setting(
         live, "qos", "offline", "MinTRES=gres/qgpu:offline=20", undo="MinTRES=gres/qgpu:offline=-1"
     ):
-        small = live.submit(NAP, "--qos=offline", "--gres=qgpu:10,qgpu_mem:1G")
+        small = live.submit(NAP, "--qos=offline", "--gres=qgpu:10,vram:1G")
         live.until(lambda: live.reason(small) == "QOSMinGRES", 10, "the limit as the reason")
-        enough = live.submit(NAP, "--qos=offline", "--gres=qgpu:20,qgpu_mem:1G")
-        online = live.submit(NAP, "--qos=online", "--gres=qgpu:10,qgpu_mem:1G")
+        enough = live.submit(NAP, "--qos=offline", "--gres=qgpu:20,vram:1G")
+        online = live.submit(NAP, "--qos=online", "--gres=qgpu:10,vram:1G")
         live.wait_state(enough, "RUNNING")
         live.wait_state(online, "RUNNING")
         assert live.state(small) == "PENDING"
@@ -146,7 +146,7 @@ def test_the_overcommit_of_offline_ends_at_its_count(live: Live) -> None:
     """400 per card: eight offline shares of 100 on the two cards of a node, though memory and
     shards are left.
     """
-    gres = ("-w", live.nodes[0], "--qos=offline", "--gres=qgpu:100,qgpu_mem:1G")
+    gres = ("-w", live.nodes[0], "--qos=offline", "--gres=qgpu:100,vram:1G")
     jobs = [live.submit(NAP, *gres) for _ in range(8)]
     for job in jobs:
         live.wait_state(job, "RUNNING")
@@ -176,11 +176,11 @@ def test_a_running_job_changes_its_class_on_the_node(live: Live) -> None:
     """Slurm does not change the QOS of a running job, so `qgpu job class` says it to the node."""
     node = live.nodes[0]
     first = live.submit(
-        work("--length", "600"), "--qos=online", "--gres=qgpu:40,qgpu_mem:4G", "-w", node
+        work("--length", "600"), "--qos=online", "--gres=qgpu:40,vram:4G", "-w", node
     )
     live.wait_state(first, "RUNNING")
     offline = live.submit(
-        work("--length", "1"), "--qos=offline", "--gres=qgpu:40,qgpu_mem:1G", "-w", node
+        work("--length", "1"), "--qos=offline", "--gres=qgpu:40,vram:1G", "-w", node
     )
     live.until(lambda: {first, offline} <= set(live.grants()), 20, "both grants")
     assert live.place(first) == live.place(offline)

@@ -81,11 +81,11 @@ def test_each_way_to_ask_for_host_memory_grows_by_the_cap(live: Live) -> None:
         for options, request, record in SHAPES:
             job = held(live, *options)
             assert (host(live, job), added(live, job)) == (request, record), options
-            assert re.sub(":h200", "", live.gres(job)) == f"qgpu:offline:30,shard:1,qgpu_mem:{CAP}M"
+            assert re.sub(":h200", "", live.gres(job)) == f"qgpu:offline:30,shard:1,vram:{CAP}M"
         # what reserves keeps its memory
         job = held(live, "--mem=4G", qos="online")
         assert host(live, job) == "4096M per node"
-        assert f"shard:30,qgpu_mem:{CAP}M" in live.gres(job)
+        assert f"shard:30,vram:{CAP}M" in live.gres(job)
         assert " host=" not in (live.tag(job) or "")
         job = held(live, "--mem=4G", gres="gpu:1")
         assert host(live, job) == "4096M per node"
@@ -141,7 +141,7 @@ def test_a_step_with_memory_of_its_own_has_the_limit_of_its_job(live: Live) -> N
     with site(live, lambda text: text + "# with limits\n", constrain):
         words = ("srun", "--mem=100M", "bash", "-c", LIMIT)
         for qos, cap in (("offline", 2048), ("online", 0)):
-            own = ("--gres=qgpu:10,qgpu_mem:2G", f"--qos={qos}")
+            own = ("--gres=qgpu:10,vram:2G", f"--qos={qos}")
             inside = live.ask("salloc", "-Q", *own, "--mem=1G", *words, user="alice")
             alone = live.ask(words[0], *own, *words[1:], user="alice")
             found = [int(text.split()[-1]) >> 20 for text in (inside, alone)]
@@ -175,7 +175,7 @@ def test_updates_add_the_difference_once(live: Live) -> None:
         (("Gres=qgpu:50",), 4096 + 39936, 39936),
         (("MinMemoryNode=8192",), 8192 + 39936, 39936),
         ((f"MinMemoryNode={8192 + 39936}",), 8192 + 39936, 39936),
-        (("Gres=qgpu:10,qgpu_mem:1G", "MinMemoryNode=1024"), 2048, 1024),
+        (("Gres=qgpu:10,vram:1G", "MinMemoryNode=1024"), 2048, 1024),
         (("Priority=0",), 2048, 1024),
     ):
         update(live, job, *changes)
@@ -204,11 +204,11 @@ def test_jobs_that_reserve_have_the_card_beside_many_reclaimable_ones(live: Live
     """Four offline jobs of 30 GiB and then 95 % for online, all on one card of 78 GiB."""
     node = live.nodes[0]
     offline = [
-        running(live, "offline", "qgpu:20,qgpu_mem:30G", "--mem=100M", "-w", node) for _ in range(4)
+        running(live, "offline", "qgpu:20,vram:30G", "--mem=100M", "-w", node) for _ in range(4)
     ]
     online = [
         running(live, "online", gres, "--mem=100M", "-w", node)
-        for gres in ("qgpu:95", "qgpu:60,qgpu_mem:40G", "qgpu:40,qgpu_mem:31G")
+        for gres in ("qgpu:95", "qgpu:60,vram:40G", "qgpu:40,vram:31G")
     ]
     grants = live.grants()
     cards = [live.place(job)[1] for job in offline + online]
@@ -229,8 +229,8 @@ def test_host_memory_bounds_reclaimable_jobs(live: Live) -> None:
     """Nodes of the sandbox say 128 GiB: two such jobs fit. A third waits, though its shard fits."""
     node = live.nodes[0]
     for _ in range(2):
-        running(live, "offline", "qgpu:10,qgpu_mem:50G", "--mem=1G", "-w", node)
-    third = live.submit(NAP, "--qos=offline", "--gres=qgpu:10,qgpu_mem:50G", "--mem=1G", "-w", node)
+        running(live, "offline", "qgpu:10,vram:50G", "--mem=1G", "-w", node)
+    third = live.submit(NAP, "--qos=offline", "--gres=qgpu:10,vram:50G", "--mem=1G", "-w", node)
     live.until(lambda: live.reason(third) == "Resources", 20, "the third job waiting")
 
 
@@ -246,7 +246,7 @@ def test_a_request_that_no_node_could_hold_is_refused(live: Live) -> None:
         assert sentence_of(done.stderr) == (
             "qgpu:30 is refused: its memory may be taken back to host memory, so 23961M are added"
             " to the job's own 16384M, and a node gives at most 32768M to a job; write at most"
-            " --mem=8807M, or less of the card, for example --gres=qgpu:30,qgpu_mem:300M."
+            " --mem=8807M, or less of the card, for example --gres=qgpu:30,vram:300M."
         )
         live.submit("true", "--gres=qgpu:30", "--qos=offline", "--mem=8807M")
 

@@ -70,11 +70,11 @@ def running(live: Live, qos: str, gres: str, *options: str) -> int:
 # Jobs in the order of their submission to one node of two cards, and the card of each (None: it
 # waits).
 TABLE = [
-    ("online", "qgpu:60,qgpu_mem:8G"),
-    ("online", "qgpu:60,qgpu_mem:8G"),
-    ("offline", "qgpu:60,qgpu_mem:8G"),
-    ("online", "qgpu:100,qgpu_mem:20G"),
-    ("online", "qgpu:10,qgpu_mem:60G"),
+    ("online", "qgpu:60,vram:8G"),
+    ("online", "qgpu:60,vram:8G"),
+    ("offline", "qgpu:60,vram:8G"),
+    ("online", "qgpu:100,vram:20G"),
+    ("online", "qgpu:10,vram:60G"),
 ]
 BOTH = [0, 1, 0, None, None]  # online reserves compute and memory
 MEMORY = [0, 0, 0, 0, 1]  # memory only
@@ -113,7 +113,7 @@ def spread(text: str) -> str:
 def test_shares_are_packed_or_spread_as_qgpu_yaml_says(live: Live) -> None:
     def cards(memory: str) -> list[int]:
         jobs = [
-            running(live, "offline", f"qgpu:10,qgpu_mem:{memory}", "-w", live.nodes[0])
+            running(live, "offline", f"qgpu:10,vram:{memory}", "-w", live.nodes[0])
             for _ in range(4)
         ]
         return [live.place(job)[1] for job in jobs]
@@ -128,7 +128,7 @@ def test_shares_are_packed_or_spread_as_qgpu_yaml_says(live: Live) -> None:
         assert "LL_SHARED_GRES" in live.ask("scontrol", "show", "config")
         assert cards("30G") == [0, 1, 0, 1]
         live.empty()
-        held = running(live, "offline", "qgpu:10,qgpu_mem:40G", "-w", live.nodes[0])
+        held = running(live, "offline", "qgpu:10,vram:40G", "-w", live.nodes[0])
         free = 1 - live.place(held)[1]
         assert cards("8G") == [free] * 4, "the card with the most left"
 
@@ -150,11 +150,11 @@ def test_models_of_two_sizes_in_one_partition(live: Live) -> None:
         assert live.place(running(live, "online", "qgpu:half:30"))[0] == half
         untyped = running(live, "online", "qgpu:30")
         assert live.grant(untyped).cards[0].mem_cap == 11673 << 20  # 30 % of the smallest card
-        large = running(live, "offline", "qgpu:h200:10,qgpu_mem:50G")
+        large = running(live, "offline", "qgpu:h200:10,vram:50G")
         assert live.place(large)[0] == big
-        done = live.run("sbatch", "--gres=qgpu:10,qgpu_mem:50G", "--wrap=true", user="alice")
-        assert "--gres=qgpu:h200:10,qgpu_mem:50G" in sentence_of(done.stderr)
-        done = live.run("sbatch", "--gres=qgpu:half:10,qgpu_mem:50G", "--wrap=true", user="alice")
+        done = live.run("sbatch", "--gres=qgpu:10,vram:50G", "--wrap=true", user="alice")
+        assert "--gres=qgpu:h200:10,vram:50G" in sentence_of(done.stderr)
+        done = live.run("sbatch", "--gres=qgpu:half:10,vram:50G", "--wrap=true", user="alice")
         assert "one card has 38912M to share" in sentence_of(done.stderr)
 
 

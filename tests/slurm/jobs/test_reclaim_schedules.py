@@ -48,7 +48,7 @@ class Planned:
     def options(self, node: str) -> tuple[str, ...]:
         """Of sbatch."""
         qos = "online" if self.online else "offline"
-        return (f"--qos={qos}", f"--gres=qgpu:10,qgpu_mem:{self.cap}G", "-w", node, "--mem=500M")
+        return (f"--qos={qos}", f"--gres=qgpu:10,vram:{self.cap}G", "-w", node, "--mem=500M")
 
     def script(self) -> str:
         """Its memory has known contents, which it compares at the end."""

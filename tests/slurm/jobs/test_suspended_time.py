@@ -15,7 +15,7 @@ def _limit(live: Live, job: int) -> str:
 
 
 def test_suspended_jobs_get_their_time_back_or_are_requeued(live: Live) -> None:
-    node = ("-w", live.nodes[0], "--gres=qgpu:20,qgpu_mem:4G")
+    node = ("-w", live.nodes[0], "--gres=qgpu:20,vram:4G")
     endless = work("--length", "600")
     with site(live, lambda text: text + SETTINGS):
         short = live.submit(endless, "--qos=offline", "--time=2", *node)

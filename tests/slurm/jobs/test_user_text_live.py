@@ -129,7 +129,7 @@ def test_refusals_of_clients_are_printable(live: Live) -> None:
         said = [line for line in done.stderr.split("\n") if "qgpu: " in line]
         assert done.returncode != 0 and len(said) == 1 and said[0].isprintable()
     done = live.run(
-        *("sbatch", "--gres=qgpu:5", "--qgpu-mem=1\nqgpu: \x1b[1mG", "--wrap=true"), user="alice"
+        *("sbatch", "--gres=qgpu:5", "--vram=1\nqgpu: \x1b[1mG", "--wrap=true"), user="alice"
     )
     said = [line for line in done.stderr.split("\n") if "is refused: write a whole" in line]
     assert len(said) == 1 and said[0].isprintable() and "1?qgpu: ?[1mG" in said[0]

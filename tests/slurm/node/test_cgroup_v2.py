@@ -103,7 +103,7 @@ def test_a_job_is_found_constrained_and_limited(live: Live, cluster: tuple[Sandb
     (home / "driver").mkdir(exist_ok=True)
     shutil.copy(build_dir() / "sim/libcuda.so.1", home / "driver")  # past any injection
     (home / "past.py").write_text(PAST)
-    job = live.submit(JOB.replace("LEFT", work("--requests", "50")), "--gres=qgpu:10,qgpu_mem:1G")
+    job = live.submit(JOB.replace("LEFT", work("--requests", "50")), "--gres=qgpu:10,vram:1G")
     live.until(lambda: limited(live, job), 20, "the driver's limit of the job")
     assert doctor(live) == {"cgroups": "ok", "job cgroups": "ok", "memory caps": "ok"}
     (home / "go").touch()

@@ -26,7 +26,7 @@ def fault(live: Live, node: str, command: str) -> Iterator[None]:
 
 def test_a_driver_that_fails_for_a_while_neither_drains_nor_loses_jobs(live: Live) -> None:
     node = live.nodes[0]
-    options = ("--qos=offline", "--gres=qgpu:10,qgpu_mem:1G", "-w", node)
+    options = ("--qos=offline", "--gres=qgpu:10,vram:1G", "-w", node)
     before = live.submit("sleep 600", *options)
     live.until(lambda: before in live.grants(), 20, "a grant")
     with fault(live, node, "error call=nvml* code=999"):

@@ -56,7 +56,7 @@ def hardware(live: Live) -> Live:
 
 def test_a_long_kernel_is_stopped_when_online_comes_and_right_afterwards(hardware: Live) -> None:
     live = hardware
-    offline = live.submit(OFFLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=offline")
+    offline = live.submit(OFFLINE, "--gres=qgpu:30,vram:1G", "--qos=offline")
     node, card = live.place(offline)
     live.until(
         lambda: _state(live, node, offline) == "ready", 20, "the self-test of the offline job"
@@ -66,7 +66,7 @@ def test_a_long_kernel_is_stopped_when_online_comes_and_right_afterwards(hardwar
         20,
         "its word",
     )
-    online = live.submit(ONLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=online", f"--nodelist={node}")
+    online = live.submit(ONLINE, "--gres=qgpu:30,vram:1G", "--qos=online", f"--nodelist={node}")
     assert live.place(online) == (node, card), "both on one card"
     live.until(lambda: (tenant(live, node, offline) or _none()).stops > 0, 20, "the first stop")
     stopped = tenant(live, node, offline)
@@ -99,14 +99,14 @@ def test_a_long_kernel_is_stopped_when_online_comes_and_right_afterwards(hardwar
 def test_off_by_a_live_change_leaves_kernels_alone(hardware: Live) -> None:
     """The control: the same jobs without it, and nobody counts a stop."""
     live = hardware
-    job = live.submit(OFFLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=offline")
+    job = live.submit(OFFLINE, "--gres=qgpu:30,vram:1G", "--qos=offline")
     node, card = live.place(job)
     live.ask("qgpu", "card", "set", str(card), "hardware=off", "--node", node)
     try:
         shown = live.ask("qgpu", "card", "show", str(card), "--node", node)
         assert "hardware preemption: off because qgpu card set says off" in shown
         online = live.submit(
-            ONLINE, "--gres=qgpu:30,qgpu_mem:1G", "--qos=online", f"--nodelist={node}"
+            ONLINE, "--gres=qgpu:30,vram:1G", "--qos=online", f"--nodelist={node}"
         )
         assert live.place(online) == (node, card)
         live.finish(online)

@@ -123,7 +123,7 @@ def test_an_orphan_without_descriptors_is_its_jobs(live: Live) -> None:
     job = live.submit(
         f"rm -f said*; touch said said.err; python3 {home}/daemon.py said {program}\n"
         "until grep -q '}' said said.err; do sleep 0.1; done; cat said said.err",
-        "--gres=qgpu:30,qgpu_mem:4G",
+        "--gres=qgpu:30,vram:4G",
     )
     (text,) = live.finish(job)
     assert json.loads(text)["requests"], text
@@ -134,7 +134,7 @@ def test_an_orphan_without_descriptors_is_its_jobs(live: Live) -> None:
 
 def test_an_adopted_session_is_its_jobs(live: Live) -> None:
     """As pam_slurm_adopt does: root moves a process of ssh into the extern step's cgroup."""
-    job = live.submit("exec sleep 600", "--gres=qgpu:30,qgpu_mem:4G")
+    job = live.submit("exec sleep 600", "--gres=qgpu:30,vram:4G")
     live.until(lambda: "extern" in _steps(live, job), 20, "the extern step")
     own = _cgroup(live, _steps(live, job)["extern"])
     top = own.parent.parent if live.sandbox.plan.cgroup == "v2" else own
@@ -149,7 +149,7 @@ def test_an_adopted_session_is_its_jobs(live: Live) -> None:
 
 def test_a_cgroup_that_a_user_calls_like_the_job_is_not(live: Live) -> None:
     """Root delegates a directory to alice, as systemd does; she makes cgroups with any name."""
-    job = live.submit("exec sleep 600", "--gres=qgpu:30,qgpu_mem:4G")
+    job = live.submit("exec sleep 600", "--gres=qgpu:30,vram:4G")
     live.until(lambda: "batch" in _steps(live, job), 20, "the batch step")
     grant = live.grant(job)
     root = Path("/sys/fs/cgroup") / ("" if live.sandbox.plan.cgroup == "v2" else "freezer")

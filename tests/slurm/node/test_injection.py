@@ -102,9 +102,9 @@ def _mounts(live: Live) -> list[str]:
 def test_every_way_past_the_shim(live: Live, place: Path, injection: str) -> None:
     script = _script(live, place)
     jobs = [
-        live.submit(script, "--gres=qgpu:30,qgpu_mem:4G"),
+        live.submit(script, "--gres=qgpu:30,vram:4G"),
         live.submit(
-            f"cat > task.sh <<'E'\n{script}\nE\nsrun sh task.sh", "--gres=qgpu:30,qgpu_mem:4G"
+            f"cat > task.sh <<'E'\n{script}\nE\nsrun sh task.sh", "--gres=qgpu:30,vram:4G"
         ),
     ]
     for text in live.finish(*jobs):
@@ -150,7 +150,7 @@ def test_a_grant_of_another_own_job_gives_nothing(live: Live, place: Path, injec
     node = live.nodes[0]
     (place / "other.pid").unlink(missing_ok=True)
     more = live.submit(
-        "echo $$ > other.pid; exec sleep 600", "--gres=qgpu:20,qgpu_mem:8G", f"-w{node}"
+        "echo $$ > other.pid; exec sleep 600", "--gres=qgpu:20,vram:8G", f"-w{node}"
     )
     whole = live.submit("exec sleep 600", "--gres=gpu:1", f"-w{node}")
     assert live.grant(whole).state == "whole"
@@ -161,7 +161,7 @@ def test_a_grant_of_another_own_job_gives_nothing(live: Live, place: Path, injec
         "grants": run_dir / "grants",
         "whole": whole,
     }
-    thief = live.submit(STEALS.format(**words), "--gres=qgpu:30,qgpu_mem:4G", f"-w{node}")
+    thief = live.submit(STEALS.format(**words), "--gres=qgpu:30,vram:4G", f"-w{node}")
     (text,) = live.finish(thief, seconds=60)
     live.cancel(more, whole)
     got = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)

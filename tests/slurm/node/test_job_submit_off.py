@@ -33,7 +33,7 @@ def without_us(request: pytest.FixtureRequest, live: Live) -> Iterator[None]:
 
 def test_jobs_that_job_submit_did_not_see(live: Live, without_us: None) -> None:
     waits = live.submit("true", "--gres=qgpu:30", "--begin=now+1hour")
-    array = live.submit("true", "--gres=qgpu:30,qgpu_mem:4G", "--array=1-3", "--begin=now+1hour")
+    array = live.submit("true", "--gres=qgpu:30,vram:4G", "--array=1-3", "--begin=now+1hour")
     held = live.submit("true", "-H", "--gres=qgpu:10")
     plain = live.submit("sleep 600", "--begin=now+1hour")
     runs = live.submit("echo up; sleep 600", "--gres=qgpu:30")
@@ -61,7 +61,7 @@ def test_what_passed_job_submit_is_left(live: Live) -> None:
         "qgpu:30",
         "qgpu:offline:30",
         "qgpu:h200:30",
-        "qgpu:10,qgpu_mem:4G",
+        "qgpu:10,vram:4G",
         "qgpu:100",
         "gpu:1",
     ]

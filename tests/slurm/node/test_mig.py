@@ -85,7 +85,7 @@ def test_the_cap_is_of_the_instance(cluster: Sandbox) -> None:
     program = f"{cluster.layout.opt}/bin/qgpu-workload"
     words = (
         "--qos=online",
-        "--gres=qgpu:30,qgpu_mem:1G",
+        "--gres=qgpu:30,vram:1G",
         program,
         "--json",
         "--length",

@@ -110,7 +110,7 @@ def test_online_jobs_find_the_card_that_was_left(one: Live) -> None:
         one.submit(
             work("--pattern", "68G", "--length", "3", "--json"),
             "--qos=online",
-            "--gres=qgpu:30,qgpu_mem:70G",
+            "--gres=qgpu:30,vram:70G",
         )
         for _ in range(2)
     ]
@@ -212,7 +212,7 @@ def test_what_is_refused(one: Live) -> None:
     assert denied.returncode != 0
     big = one.submit(
         work("--pattern", "60G", "--length", "60", "--json"), "--qos=online",
-        "--gres=qgpu:30,qgpu_mem:64G",
+        "--gres=qgpu:30,vram:64G",
     )  # fmt: skip
     one.grant(big)
     if where(one, big)["card"] != home:

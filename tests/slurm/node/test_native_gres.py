@@ -82,7 +82,7 @@ def test_both_plugins_are_loaded_and_the_node_is_found_valid(live: Live) -> None
 
 def test_class_share_and_memory_come_out_of_slurms_own_allocation(live: Live) -> None:
     jobs = {
-        "online": live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:20G"),
+        "online": live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,vram:20G"),
         "offline": live.submit("sleep 600", "--qos=offline", "--gres=qgpu:45"),
     }
     assert _promise(_running(live, jobs["online"])) == ("active", "online", [(30, 20 * 1024)])
@@ -112,14 +112,14 @@ def test_variables_of_job_step_and_task(live: Live) -> None:
         f'srun -Q --gres=qgpu:10 bash -c "{VARIABLES}"',
         f'QGPU_ON_NODE=99 SLURM_SHARDS_ON_NODE=7 srun -Q --gres=none bash -c "{VARIABLES}"',
     )
-    job = live.submit("\n".join(steps), "--qos=online", "--gres=qgpu:30,qgpu_mem:24G")
+    job = live.submit("\n".join(steps), "--qos=online", "--gres=qgpu:30,vram:24G")
     [text] = live.finish(job)
-    all_of_it = "QGPU_MEM_ON_NODE=24576 QGPU_ON_NODE=30 SLURM_SHARDS_ON_NODE=31"
+    all_of_it = "VRAM_ON_NODE=24576 QGPU_ON_NODE=30 SLURM_SHARDS_ON_NODE=31"
     assert text.splitlines() == [
         all_of_it,
         all_of_it,
-        "QGPU_MEM_ON_NODE=0 QGPU_ON_NODE=10 SLURM_SHARDS_ON_NODE=1",
-        "QGPU_MEM_ON_NODE=0 QGPU_ON_NODE=0",
+        "VRAM_ON_NODE=0 QGPU_ON_NODE=10 SLURM_SHARDS_ON_NODE=1",
+        "VRAM_ON_NODE=0 QGPU_ON_NODE=0",
     ]
 
 
@@ -137,10 +137,10 @@ def test_a_whole_card_asked_for_inside_a_share_inherits_no_shards(live: Live) ->
 
 
 def test_reconfigure_while_a_job_runs_changes_nothing(live: Live) -> None:
-    first = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
+    first = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,vram:8G")
     _running(live, first)
     live.ask("scontrol", "reconfigure")
-    second = live.submit("sleep 600", "--qos=offline", "--gres=qgpu:20,qgpu_mem:8G")
+    second = live.submit("sleep 600", "--qos=offline", "--gres=qgpu:20,vram:8G")
     assert _promise(_running(live, second)) == ("active", "offline", [(20, 8192)])
     assert _promise(live.grant(first)) == ("active", "online", [(30, 8192)])
     live.cancel(first, second)
@@ -165,13 +165,13 @@ class Forgery:
 
 FORGERIES = (
     Forgery(
-        "qgpu:offline:10,shard:10,qgpu_mem:8G",
+        "qgpu:offline:10,shard:10,vram:8G",
         "qgpu/1 class=online share=100 mem=70000",
         ("active", "offline"),
     ),
-    Forgery("qgpu:offline:10,shard:10,qgpu_mem:8G", "qgpu/1 whole", ("active", "offline")),
-    Forgery("qgpu:offline:10,shard:10,qgpu_mem:8G", "qgpu/9 nonsense", ("active", "offline")),
-    Forgery("qgpu:offline:10,shard:10,qgpu_mem:8G", "", ("active", "offline")),
+    Forgery("qgpu:offline:10,shard:10,vram:8G", "qgpu/1 whole", ("active", "offline")),
+    Forgery("qgpu:offline:10,shard:10,vram:8G", "qgpu/9 nonsense", ("active", "offline")),
+    Forgery("qgpu:offline:10,shard:10,vram:8G", "", ("active", "offline")),
     Forgery(
         "shard:10", "qgpu/1 class=online share=100 mem=70000", None, "only as Slurm allocated it"
     ),
@@ -183,16 +183,16 @@ FORGERIES = (
         "qgpu:offline:10,shard:10",
         "qgpu/1 class=online share=9 mem=9",
         None,
-        "allocated no qgpu_mem",
+        "allocated no vram",
     ),
     Forgery(
-        "qgpu_mem:8G,shard:10",
+        "vram:8G,shard:10",
         "qgpu/1 class=online share=9 mem=9",
         None,
         "class of its qgpu is 'none'",
     ),
     Forgery(
-        "qgpu:offline:9,qgpu:online:9,shard:9,qgpu_mem:8G", "", None, "must be online or offline"
+        "qgpu:offline:9,qgpu:online:9,shard:9,vram:8G", "", None, "must be online or offline"
     ),
 )
 
@@ -244,7 +244,7 @@ def test_a_forged_tag_brings_nothing(
 
 
 def test_reclaimable_jobs_are_known_by_the_tag_beside_slurms_counts(live: Live) -> None:
-    """qgpu_mem counts three times the node's memory; the plugins take that, and compare no sums."""
+    """vram counts three times the node's memory; the plugins take that, and compare no sums."""
     yaml = live.sandbox.layout.qgpu_yaml
     before, node = yaml.read_text(), live.nodes[0]
 
@@ -257,9 +257,9 @@ def test_reclaimable_jobs_are_known_by_the_tag_beside_slurms_counts(live: Live) 
 
     use(before + "classes: {offline: {memory: reclaimable}}\n")
     try:
-        assert "qgpu_mem:468G" in live.ask("scontrol", "show", "node", node)
+        assert "vram:468G" in live.ask("scontrol", "show", "node", node)
         jobs = [
-            live.submit("sleep 600", f"--qos={qos}", "--gres=qgpu:30,qgpu_mem:40G", "--mem=1G")
+            live.submit("sleep 600", f"--qos={qos}", "--gres=qgpu:30,vram:40G", "--mem=1G")
             for qos in ("offline", "offline", "online")
         ]
         grants = [_running(live, job) for job in jobs]
@@ -335,14 +335,14 @@ def test_a_wrong_version_stops_no_daemon_and_one_line_gets_the_site_running(live
             yaml.write_text(before.replace("native_gres: true", "native_gres: false"))
             live.sandbox.kill(node, "qgpud", signal.SIGTERM)
             live.sandbox.start(node, "qgpud")
-            job = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
+            job = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,vram:8G")
             assert _promise(_running(live, job)) == ("active", "online", [(30, 8192)])
             live.cancel(job)
         finally:
             yaml.write_text(before)
             live.sandbox.kill(node, "qgpud", signal.SIGTERM)
             live.sandbox.start(node, "qgpud")
-    job = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
+    job = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,vram:8G")
     assert _promise(_running(live, job)) == ("active", "online", [(30, 8192)])
     live.cancel(job)
 
@@ -362,12 +362,12 @@ FAULTS = {
         "node has 2 cards",
     ),
     "memory without a unit": (
-        "qgpu_mem:156G qgpu_mem:156",
+        "vram:156G vram:156",
         "Count=156G Count=156",
         "it counts bytes",
     ),
-    "no memory": ("qgpu_mem:156G qgpu_mem:0", "Count=156G Count=0", "but no Name=qgpu_mem"),
-    "a device file": ("qgpu_mem:156G qgpu_mem:2", "Count=156G File=FILES", "it is a count"),
+    "no memory": ("vram:156G vram:0", "Count=156G Count=0", "but no Name=vram"),
+    "a device file": ("vram:156G vram:2", "Count=156G File=FILES", "it is a count"),
 }
 
 

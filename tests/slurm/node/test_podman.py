@@ -92,7 +92,7 @@ def test_podman_without_root(live: Live, image: Path, injection: str) -> None:
     script = POD.format(**words) + "\n".join(
         f"pod '{name}' {options.format(**words)}" for name, (options, _) in tries.items()
     )
-    job = live.submit(script + "\ntrue", f"--gres=qgpu:30,qgpu_mem:{CAP}", f"-w{node}")
+    job = live.submit(script + "\ntrue", f"--gres=qgpu:30,vram:{CAP}", f"-w{node}")
     (text,) = live.finish(job, seconds=180)
     parts = re.split(r"(?m)^\[(.+)\]\n", text)[1:]
     got = {name: gets(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}

@@ -141,7 +141,7 @@ def test_a_killed_tenant_gives_everything_back(one: Live, when: str) -> None:
     again = one.submit(
         work("--pattern", "74G", "--length", "1", "--json"),
         "--qos=online",
-        "--gres=qgpu:30,qgpu_mem:76G",
+        "--gres=qgpu:30,vram:76G",
     )
     assert intact(one.finish(again)[0]), "all of the card is free again"
 

@@ -149,7 +149,7 @@ def test_a_stock_site_runs_shares_after_what_setup_says(live: Live) -> None:
     assert second["in_place"], second["differences"]
     restart(live)
     told = effective(live)
-    assert told["GresTypes"] == "gpu,shard,qgpu,qgpu_mem" and told["JobSubmitPlugins"] == "lua"
+    assert told["GresTypes"] == "gpu,shard,qgpu,vram" and told["JobSubmitPlugins"] == "lua"
     prologs = {value for key, value in told.items() if re.fullmatch(r"Prolog(\[\d+\])?", key)}
     own = live.sandbox.layout.etc / "own-prolog"
     assert prologs == {

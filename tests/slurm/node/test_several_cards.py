@@ -62,7 +62,7 @@ def _on(live: Live, job: int) -> dict[int, int]:
 def test_two_cards_in_equal_parts(several: Live) -> None:
     script = 'echo cards $CUDA_VISIBLE_DEVICES; srun -n2 sh -c "echo task $SLURM_NTASKS"; sleep 600'
     bound = ("--qgpu-cards=2", "--gres-flags=enforce-binding")
-    job = several.submit(script, "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", *bound)
+    job = several.submit(script, "--qos=online", "--gres=qgpu:30,vram:4G", *bound)
     several.wait_state(job, "RUNNING")
     assert " NumCPUs=2 " in several.ask("scontrol", "show", "job", str(job)), "one for each task"
     several.until(lambda: several.output(job).count("task") == 2, 20, "its step")
@@ -80,7 +80,7 @@ def test_a_text_of_its_owner_brings_no_card_more(several: Live) -> None:
     sum.
     """
     job = several.submit(
-        "sleep 600", "-H", "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2"
+        "sleep 600", "-H", "--qos=online", "--gres=qgpu:30,vram:4G", "--qgpu-cards=2"
     )
     field, tag = several.dialect.field, several.tag(job)
     assert tag == "qgpu/1 class=online share=30 mem=4096 cards=2"
@@ -102,7 +102,7 @@ WHICH = (
 
 def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(several: Live) -> None:
     script = f'echo "env $SLURM_TRES_PER_TASK"; srun -Q python3 -c "{WHICH}"; sleep 600'
-    words = ("-N1", "-n2", "--qos=online", "--tres-per-task=gres/qgpu:30,gres/qgpu_mem:4G")
+    words = ("-N1", "-n2", "--qos=online", "--tres-per-task=gres/qgpu:30,gres/vram:4G")
     job = several.submit(script, *words)
     several.until(lambda: several.output(job).count("card") == 2, 20, "its step")
     assert _on(several, job) == {0: 30, 1: 30}
@@ -176,7 +176,7 @@ def test_the_other_clients_have_a_card_and_use_it(
 
 def test_srun_alone_on_a_model(several: Live) -> None:
     done = several.run(
-        "srun", "--gres=qgpu:h200:20,qgpu_mem:4G", *work("--requests", "2").split(), user="alice"
+        "srun", "--gres=qgpu:h200:20,vram:4G", *work("--requests", "2").split(), user="alice"
     )
     assert done.returncode == 0, done.stderr
     assert "2 requests" in done.stdout

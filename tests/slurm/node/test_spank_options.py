@@ -1,4 +1,4 @@
-"""--qgpu-mem and --qgpu-cards in sbatch, salloc and srun: they end in the native request."""
+"""--vram and --qgpu-cards in sbatch, salloc and srun: they end in the native request."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def _gres(live: Live, job: int) -> set[str]:
 def test_memory_is_the_native_request(live: Live, client: str) -> None:
     option, native = (
         _submit(live, client, *words)
-        for words in (("--gres=qgpu:30", "--qgpu-mem=12G"), ("--gres=qgpu:30,qgpu_mem:12G",))
+        for words in (("--gres=qgpu:30", "--vram=12G"), ("--gres=qgpu:30,vram:12G",))
     )
     assert _gres(live, option) == _gres(live, native)
-    assert any(item.startswith("gres/qgpu_mem=12") for item in _gres(live, option))
+    assert any(item.startswith("gres/vram=12") for item in _gres(live, option))
 
 
 def test_memory_in_an_sbatch_line(live: Live) -> None:
-    script = "#!/bin/bash\n#SBATCH --gres=qgpu:30 --qgpu-mem=8G -o /dev/null\ntrue\n"
+    script = "#!/bin/bash\n#SBATCH --gres=qgpu:30 --vram=8G -o /dev/null\ntrue\n"
     done = live.sandbox.run(["sbatch", "--parsable"], user="alice", input=script)
-    assert any(item.startswith("gres/qgpu_mem=8") for item in _gres(live, int(done.stdout)))
+    assert any(item.startswith("gres/vram=8") for item in _gres(live, int(done.stdout)))
 
 
 @pytest.mark.parametrize("client", ENTRY)
@@ -49,24 +49,24 @@ def test_a_bad_size_is_refused_by_the_client(live: Live, client: str, value: str
     done = live.run(
         client,
         "--gres=qgpu:30",
-        f"--qgpu-mem={value}",
+        f"--vram={value}",
         *(["--wrap"] if client == "sbatch" else []),
         "true",
         user="alice",
     )
     assert done.returncode != 0
     assert (
-        f"qgpu: --qgpu-mem={value} is refused: write a whole number with M, G or T" in done.stderr
+        f"qgpu: --vram={value} is refused: write a whole number with M, G or T" in done.stderr
     )
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--qgpu-mem=12G",), "qgpu_mem:12G is refused"),
-        (("--gres=qgpu:30,qgpu_mem:4G", "--qgpu-mem=12G"), "qgpu_mem is asked for twice"),
-        (("--gres=qgpu:30", "--qgpu-mem=900G"), "one card has"),
-        (("--gres=gpu:1", "--qgpu-mem=12G"), "qgpu_mem:12G is refused"),
+        (("--vram=12G",), "vram:12G is refused"),
+        (("--gres=qgpu:30,vram:4G", "--vram=12G"), "vram is asked for twice"),
+        (("--gres=qgpu:30", "--vram=900G"), "one card has"),
+        (("--gres=gpu:1", "--vram=12G"), "vram:12G is refused"),
     ],
 )
 def test_contradictions_get_the_sentence_of_the_native_request(
@@ -80,7 +80,7 @@ def test_contradictions_get_the_sentence_of_the_native_request(
 @pytest.mark.parametrize("client", ENTRY)
 def test_help_names_the_options(live: Live, client: str) -> None:
     text = live.run(client, "--help", user="alice").stdout
-    for option in ("--qgpu-mem=SIZE", "--qgpu-cards=K"):
+    for option in ("--vram=SIZE", "--qgpu-cards=K"):
         (line,) = (line for line in text.splitlines() if option in line)
         assert (
             "[qgpu]"
@@ -89,18 +89,18 @@ def test_help_names_the_options(live: Live, client: str) -> None:
 
 
 def test_the_option_ends_with_its_job(live: Live) -> None:
-    """A job that is submitted from inside one with --qgpu-mem has not that memory."""
+    """A job that is submitted from inside one with --vram has not that memory."""
     home = live.sandbox.layout.home("alice")
     inner = (
         f"sbatch --parsable -o /dev/null --gres=qgpu:10 --wrap true > {home}/inner.id; srun "
         "-n1 true && echo end"
     )
     (text,) = live.finish(
-        live.submit(f"{inner}; env | grep -i spank", "--gres=qgpu:30", "--qgpu-mem=12G")
+        live.submit(f"{inner}; env | grep -i spank", "--gres=qgpu:30", "--vram=12G")
     )
     assert text.strip() == "end"
     tres = _gres(live, int((home / "inner.id").read_text()))
-    assert not any(item.startswith("gres/qgpu_mem=12") for item in tres), tres
+    assert not any(item.startswith("gres/vram=12") for item in tres), tres
 
 
 def test_a_whole_card_that_is_asked_for_inside_a_share(live: Live) -> None:

@@ -38,7 +38,7 @@ def installed() -> None:
 
 def test_two_trainings_on_one_card_within_their_caps(live: Live) -> None:
     node = live.nodes[0]
-    share = ("--gres=qgpu:30,qgpu_mem:4G", "--qos=offline", "-w", node)
+    share = ("--gres=qgpu:30,vram:4G", "--qos=offline", "-w", node)
     jobs = [live.submit(script("train 20", "memory", "fill"), *share) for _ in "ab"]
     for text in live.finish(*jobs, seconds=180):
         train, memory, fill = told(text)
@@ -55,7 +55,7 @@ def test_two_trainings_on_one_card_within_their_caps(live: Live) -> None:
 
 def test_training_stands_still_while_an_online_job_infers(live: Live) -> None:
     node = live.nodes[0]
-    gres = ("--gres=qgpu:50,qgpu_mem:4G", "-w", node)
+    gres = ("--gres=qgpu:50,vram:4G", "-w", node)
     offline = live.submit(script("train 5", "train 100000"), "--qos=offline", *gres)
     live.until(lambda: bool(told(live.output(offline))), 60, "offline has trained")
     online = live.submit(script("infer", "train 200"), "--qos=online", *gres)
@@ -73,7 +73,7 @@ def test_training_stands_still_while_an_online_job_infers(live: Live) -> None:
 
 def test_memory_of_another_process_is_paid_once(live: Live) -> None:
     """torch.multiprocessing: a tensor of 1 GiB that a second process maps."""
-    job = live.submit(script("share 1024"), "--gres=qgpu:30,qgpu_mem:4G", "-w", live.nodes[0])
+    job = live.submit(script("share 1024"), "--gres=qgpu:30,vram:4G", "-w", live.nodes[0])
     (text,) = live.finish(job, seconds=180)
     (share,) = told(text)
     assert (share["there"], share["status"]) == (1024, 0), text

@@ -18,7 +18,7 @@ from cli.sandbox.options import SandboxOptions
 pytestmark = pytest.mark.frameworks
 PROGRAM = ROOT / "tests/frameworks/programs/torch_loop_steps.py"
 HELD_GIB = 45  # beside 48 GiB of the online job they do not fit on the card
-OPTIONS = ("--qos=offline", "--gres=qgpu:30,qgpu_mem:60G", "--requeue")
+OPTIONS = ("--qos=offline", "--gres=qgpu:30,vram:60G", "--requeue")
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def assert_booked(live: Live, job: int, wanted: dict[str, Any]) -> None:
     for name, count in wanted.items():
         same = (
             parse_size(str(count)) == parse_size(found[name])
-            if name == "qgpu_mem"
+            if name == "vram"
             else str(count) == found[name]
         )
         assert same, (name, count, found)

@@ -15,8 +15,8 @@ from enforcer.ledger.read import reading, usage_of_jobs
 from enforcer.ledger.reclaims import Reclaim, reclaims_of
 
 GIB = 1 << 30
-OFFLINE = ("--qos=offline", "--gres=qgpu:30,qgpu_mem:60G", "--requeue")
-ONLINE = ("--qos=online", "--gres=qgpu:30,qgpu_mem:50G")
+OFFLINE = ("--qos=offline", "--gres=qgpu:30,vram:60G", "--requeue")
+ONLINE = ("--qos=online", "--gres=qgpu:30,vram:50G")
 
 
 def log(live: Live) -> str:

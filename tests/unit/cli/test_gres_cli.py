@@ -21,9 +21,9 @@ def _plan(*arguments: str) -> Result:
 
 
 def test_a_plan_says_everything() -> None:
-    text = _plan("--gres=qgpu:30,qgpu_mem:12G", "--qos=offline").output
+    text = _plan("--gres=qgpu:30,vram:12G", "--qos=offline").output
     for part in (
-        "qgpu:offline:30,shard:16,qgpu_mem:12288M",
+        "qgpu:offline:30,shard:16,vram:12288M",
         "12288 MiB (12884901888 bytes)",
         "16 of the card's 100 shards",
         "qgpu/1 class=offline share=30 mem=12288 (in comment)",
@@ -63,7 +63,7 @@ def test_a_refusal_is_the_sentence_and_a_failure() -> None:
     assert (found.exit_code, json.loads(found.output)["rule"]) == (1, "share_multiple")
 
 
-@pytest.mark.parametrize("option", ["--qgpu-mem", "--qgpu-cards"])
+@pytest.mark.parametrize("option", ["--vram", "--qgpu-cards"])
 def test_an_option_that_slurmctld_would_not_read_is_refused(option: str) -> None:
     longest, more = "0" * 31 + "1", "0" * 32 + "1"
     assert "has more than 32 bytes" not in _plan("--gres=qgpu:30", f"{option}={longest}").output

@@ -24,9 +24,9 @@ SECOND = 10**9
 HEADER = "JobID|JobIDRaw|User|State|Elapsed|NodeList|QOS|Partition|AllocTRES|JobName"
 # sacct -P -X: a finished online job, a running array task, a job without qgpu with | in its name.
 ONLINE = (
-    "billing=1,cpu=1,gres/qgpu:online=30,gres/qgpu=30,gres/qgpu_mem=12G,gres/shard=30,mem=1G,node=1"
+    "billing=1,cpu=1,gres/qgpu:online=30,gres/qgpu=30,gres/vram=12G,gres/shard=30,mem=1G,node=1"
 )
-OFFLINE = "cpu=1,gres/qgpu:offline=50,gres/qgpu=50,gres/qgpu_mem=4G,gres/shard=6"
+OFFLINE = "cpu=1,gres/qgpu:offline=50,gres/qgpu=50,gres/vram=4G,gres/shard=6"
 TEXT = f"""{HEADER}
 12|12|alice|COMPLETED|00:01:40|n1|online|gpu|{ONLINE}|train
 13_2|15|bob|RUNNING|1-02:03:04|n2|offline|gpu|{OFFLINE}|sweep
@@ -188,11 +188,11 @@ def test_requeued_job_has_a_line_per_grant(ledger, call):
 
 
 ADVICE: list[tuple[dict[str, int], Grant, str]] = [
-    ({"denied": 4, "launches": 1}, grant(12), r"4 allocation\(s\) were refused.*qgpu_mem:14G"),
+    ({"denied": 4, "launches": 1}, grant(12), r"4 allocation\(s\) were refused.*vram:14G"),
     (
         {"mem_peak": GIB, "launches": 1, "busy_ns": 30 * SECOND},
         grant(12),
-        "at most 1.0 GiB.*qgpu_mem:2G",
+        "at most 1.0 GiB.*vram:2G",
     ),
     ({"launches": 0}, grant(12), "never used its card"),
     (
@@ -318,7 +318,7 @@ def test_what_slurm_22_05_really_answers_is_understood():
     text = (Path(__file__).parents[2] / "cases/sacct-22.05.txt").read_text()
     whole, offline, online, first, second = sacct.jobs(["1"], lambda c: answer(c, recorded(text)))
     assert (whole.tres["gres/gpu"], whole.elapsed_s, whole.nodes) == ("1", 2, ("hooktest-n1",))
-    assert (offline.tres["gres/qgpu:offline"], offline.tres["gres/qgpu_mem"]) == (
+    assert (offline.tres["gres/qgpu:offline"], offline.tres["gres/vram"]) == (
         "50",
         str(2 * GIB),
     )

@@ -27,7 +27,7 @@ UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in range(2)]
 HEADER = (
     "JobID|JobIDRaw|User|State|Elapsed|NodeList|QOS|Partition|AllocTRES|Account|Start|End|JobName"
 )
-TRES = "gres/qgpu:{kind}=30,gres/qgpu=30,gres/qgpu_mem=12G"
+TRES = "gres/qgpu:{kind}=30,gres/qgpu=30,gres/vram=12G"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 

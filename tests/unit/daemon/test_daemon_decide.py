@@ -108,7 +108,7 @@ def test_job_without_card_and_share_is_none_of_our_business(comment):
         ("qgpu/1 class=best share=30 mem=1", "0", ["cannot be used", "not of the form"]),
         ("qgpu/1 class=online share=101 mem=1", "0", ["cannot be used", "share of 101"]),
         ("qgpu/1 class=online share=30 mem=12288, sneaky", "0", ["cannot be used"]),
-        ("qgpu/1 class=online share=30 mem=81920", "0", ["qgpu_mem:80G", "78G", "or less"]),
+        ("qgpu/1 class=online share=30 mem=81920", "0", ["vram:80G", "78G", "or less"]),
     ],
 )
 def test_what_the_job_has_wrong_refuses_the_job_and_not_the_node(comment, gpus, words):

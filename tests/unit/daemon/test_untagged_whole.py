@@ -30,7 +30,7 @@ ONE = "cpu=1,mem=64M,node=1,billing=1,gres/gpu=1"
         ("cpu=1,gres/mps=30", 1, False),
         ("cpu=1,gres/gpu=1,gres/mps:x=1", 1, False),
         ("cpu=1,gres/gpu=1,gres/qgpu=30,gres/qgpu:online=30", 1, False),
-        ("cpu=1,gres/gpu=1,gres/qgpu_mem=1G", 1, False),
+        ("cpu=1,gres/gpu=1,gres/vram=1G", 1, False),
         ("cpu=1,mem=64M", 1, False),
         ("", 1, False),
         ("gres/gpu=0", 1, False),

@@ -249,7 +249,7 @@ def test_gres_conf_has_one_line_per_card_and_matches_the_node_line(config: Confi
     assert "Name=qgpu Type=offline Count=800 Flags=CountOnly" in text
     assert (
         node_gres(config, "n1")
-        == "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G"
+        == "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,vram:156G"
     )
     assert f"NodeName=n[1-2] Gres={node_gres(config, 'n1')}\n" in render("slurm.conf", config)
 

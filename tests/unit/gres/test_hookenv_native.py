@@ -95,9 +95,9 @@ def test_a_share_by_tag_alone_where_the_plugin_should_have_spoken() -> None:
         ({"QGPU_NATIVE_SHARE": "0"}, "'0' of qgpu to it"),
         ({"QGPU_NATIVE_SHARE": "101"}, "the limit is 100"),
         ({"QGPU_NATIVE_SHARE": "30 "}, "'30 ' of qgpu"),
-        ({"QGPU_NATIVE_MEM": ""}, "no qgpu_mem to it"),
+        ({"QGPU_NATIVE_MEM": ""}, "no vram to it"),
         ({"QGPU_NATIVE_MEM": str(MIB + 1)}, "no number of MiB"),
-        ({"QGPU_NATIVE_MEM": "9" * 19}, "of qgpu_mem to it"),
+        ({"QGPU_NATIVE_MEM": "9" * 19}, "of vram to it"),
         ({"SLURM_JOB_GPUS": "0,1", "QGPU_NATIVE_SHARE": "61"}, "2 cards cannot have equal parts"),
     ],
 )

@@ -86,12 +86,12 @@ def test_gres_conf_has_a_line_per_instance_and_one_for_all_shards(config: Config
         f"{head}shard Count=200",
         f"{head}qgpu Type=online Count=200 Flags=CountOnly",
         f"{head}qgpu Type=offline Count=800 Flags=CountOnly",
-        f"{head}qgpu_mem Count=36G Flags=CountOnly",
+        f"{head}vram Count=36G Flags=CountOnly",
     ]
     assert (
         "# NodeName=m[1-2] "
         "Gres=gpu:a100_3g.20gb:2,shard:a100_3g.20gb:200,"
-        "qgpu:online:200,qgpu:offline:800,qgpu_mem:36G" in render("slurm.conf", config)
+        "qgpu:online:200,qgpu:offline:800,vram:36G" in render("slurm.conf", config)
     )
 
 

@@ -71,10 +71,10 @@ def planned(tmp_path: Path, multi: bool, *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2"),
-        ("--gres=qgpu:30", "--qgpu-mem=4G", "--qgpu-cards=2", "-N1", "-n2"),
-        ("--tres-per-task=gres/qgpu:30,gres/qgpu_mem:4G", "-N1", "-n2"),
-        ("--tres-per-task=gres/qgpu:30", "--qgpu-mem=4G", "--ntasks-per-node=2"),
+        ("--gres=qgpu:30,vram:4G", "--qgpu-cards=2"),
+        ("--gres=qgpu:30", "--vram=4G", "--qgpu-cards=2", "-N1", "-n2"),
+        ("--tres-per-task=gres/qgpu:30,gres/vram:4G", "-N1", "-n2"),
+        ("--tres-per-task=gres/qgpu:30", "--vram=4G", "--ntasks-per-node=2"),
     ],
 )
 def test_plan_knows_several_cards(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -82,7 +82,7 @@ def test_plan_knows_several_cards(tmp_path: Path, words: tuple[str, ...]) -> Non
     found = json.loads(out)
     assert status == 0
     assert (
-        found["gres"] == "qgpu:online:60,qgpu_mem:8192M"
+        found["gres"] == "qgpu:online:60,vram:8192M"
         and found["tres_per_task"] == "gres/shard:30"
     )
     assert (found["cards_per_node"], found["tasks_per_node"], found["shards"]) == (2, 2, 30)

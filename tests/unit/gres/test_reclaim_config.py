@@ -83,8 +83,8 @@ def test_a_class_takes_what_it_leaves_out_from_its_own_defaults() -> None:
 
 
 def test_slurm_counts_what_may_be_promised_beside_what_is_reserved() -> None:
-    assert "qgpu:offline:800,qgpu_mem:156G" in node_gres(parse_config(SMALL), "n1")
-    assert "qgpu:offline:400,qgpu_mem:468G" in node_gres(parse_config(SMALL + RECLAIMABLE), "n1")
+    assert "qgpu:offline:800,vram:156G" in node_gres(parse_config(SMALL), "n1")
+    assert "qgpu:offline:400,vram:468G" in node_gres(parse_config(SMALL + RECLAIMABLE), "n1")
 
 
 def test_a_prolog_may_wait_for_memory_and_an_epilog_does_not() -> None:

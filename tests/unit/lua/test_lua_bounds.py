@@ -100,7 +100,7 @@ def test_many_lines_are_refused_before_they_are_read(one: Slurm) -> None:
 
 def test_options_of_other_plugins_pass(one: Slurm) -> None:
     mounts = "SPANK__SLURM_SPANK_OPTION_pyxis_container_mounts=" + "/scratch/a:/b," * 2000
-    assert spank(one, mounts, "SPANK_QGPU_MEM=4G", gres="qgpu:30") == (0, "")
+    assert spank(one, mounts, "SPANK_QGPU_VRAM=4G", gres="qgpu:30") == (0, "")
     assert spank(one, *["SPANK_X=1"] * 256) == (0, "")
 
 

@@ -1,4 +1,4 @@
-"""--qgpu-mem and --qgpu-cards inside slurmctld: fields for Slurm, and messages for the user."""
+"""--vram and --qgpu-cards inside slurmctld: fields for Slurm, and messages for the user."""
 
 from __future__ import annotations
 
@@ -43,35 +43,35 @@ def _tag(written: dict[str, Any]) -> str:
     return str(written.get("extra") or written.get("comment"))
 
 
-@pytest.mark.parametrize("name", ["QGPU_MEM", "SPANK_QGPU_MEM"])
+@pytest.mark.parametrize("name", ["QGPU_VRAM", "SPANK_QGPU_VRAM"])
 def test_memory_ends_in_the_native_request(single: Slurm, name: str) -> None:
     option = _submit(single, "gres:qgpu:30", (f"{name}=4G", "OTHER=1", "=", ""))[0]
     assert (
         option
-        == _submit(single, "gres:qgpu:30,qgpu_mem:4G")[0]
+        == _submit(single, "gres:qgpu:30,vram:4G")[0]
         != _submit(single, "gres:qgpu:30")[0]
     )
 
 
 def test_variables_of_others_and_long_ones_say_nothing(single: Slurm) -> None:
-    lines = ("QGPU_MEMORY=4G", "XQGPU_MEM=4G", "QGPU_MEM=" + "9" * 40, "QGPU_MEM")
+    lines = ("QGPU_MEMORY=4G", "XQGPU_VRAM=4G", "QGPU_VRAM=" + "9" * 40, "QGPU_VRAM")
     assert _submit(single, "gres:qgpu:30", lines)[0] == _submit(single, "gres:qgpu:30")[0]
 
 
 def test_one_card_is_one_task(several: Slurm) -> None:
-    plain, _ = _submit(several, "gres:qgpu:30,qgpu_mem:4G")
-    assert plain["gres"] == "qgpu:online:30,qgpu_mem:4096M"
+    plain, _ = _submit(several, "gres:qgpu:30,vram:4G")
+    assert plain["gres"] == "qgpu:online:30,vram:4096M"
     assert plain["tres_per_task"] == "gres/shard:30"
     assert (plain["num_tasks"], plain["ntasks_per_node"], plain["bitflags"]) == (1, 1, FLAG + 5)
     assert _tag(plain) == "qgpu/1 class=online share=30 mem=4096"
-    assert _submit(several, "gres:qgpu:30,qgpu_mem:4G", ("QGPU_CARDS=1",))[0] == plain
+    assert _submit(several, "gres:qgpu:30,vram:4G", ("QGPU_CARDS=1",))[0] == plain
 
 
 def test_two_cards_are_two_tasks_and_count_twice(several: Slurm) -> None:
     two, _ = _submit(
-        several, "gres:qgpu:h200:30,qgpu_mem:4G,fast:1", ("QGPU_CARDS=2",), bitflags=FLAG
+        several, "gres:qgpu:h200:30,vram:4G,fast:1", ("QGPU_CARDS=2",), bitflags=FLAG
     )
-    assert two["gres"] == "qgpu:online:60,qgpu_mem:8192M,fast:1"
+    assert two["gres"] == "qgpu:online:60,vram:8192M,fast:1"
     assert two["tres_per_task"] == "gres/shard:h200:30"
     assert (two["num_tasks"], two["ntasks_per_node"], two["bitflags"]) == (2, 2, FLAG)
     assert _tag(two) == "qgpu/1 class=online share=30 mem=4096 cards=2"
@@ -115,12 +115,12 @@ def test_more_cards_than_a_node_has_are_refused(several: Slurm, cards: str) -> N
 
 
 def test_the_native_spelling_says_the_same(several: Slurm) -> None:
-    option, _ = _submit(several, "gres:qgpu:30,qgpu_mem:4G", ("QGPU_CARDS=2",), num_tasks=2)
+    option, _ = _submit(several, "gres:qgpu:30,vram:4G", ("QGPU_CARDS=2",), num_tasks=2)
     environment = several.lua.table_from({"SLURM_TRES_PER_TASK": "gres/qgpu:30"})
     native, _ = _submit(
         several,
         "",
-        tres_per_task="gres/qgpu:30,gres/qgpu_mem:4G",
+        tres_per_task="gres/qgpu:30,gres/vram:4G",
         num_tasks=2,
         environment=environment,
     )
@@ -136,7 +136,7 @@ def test_the_native_spelling_says_the_same(several: Slurm) -> None:
         several, "gres:fast:1", tres_per_task="cpu:4,gres/qgpu:h200:30,gres/slow:2", num_tasks=2
     )
     assert typed["tres_per_task"] == "gres/shard:h200:30,cpu:4,gres/slow:2"
-    assert typed["gres"] == "qgpu:online:60,qgpu_mem:47922M,fast:1"
+    assert typed["gres"] == "qgpu:online:60,vram:47922M,fast:1"
 
 
 def test_the_native_spelling_is_one_card_for_a_job_without_tasks(several: Slurm) -> None:
@@ -147,7 +147,7 @@ def test_the_native_spelling_is_one_card_for_a_job_without_tasks(several: Slurm)
 
 TABLE: dict[str, Any] = yaml.safe_load((ROOT / "tests/cases/cards.yaml").read_text())
 NAMES = {"tasks": "num_tasks", "nodes": "min_nodes", "tasks_per_node": "ntasks_per_node"}
-OPTIONS = {"cards": "QGPU_CARDS", "qgpu_mem": "QGPU_MEM"}
+OPTIONS = {"cards": "QGPU_CARDS", "vram": "QGPU_VRAM"}
 
 
 def _cases() -> list[Any]:
@@ -211,7 +211,7 @@ TAG2 = "qgpu/1 class=online share=30 mem=4096 cards=2"
 ON_TWO = {
     "job_id": 7,
     "qos": "online",
-    "tres_per_node": "gres/qgpu:online:60,gres/qgpu_mem:8192M",
+    "tres_per_node": "gres/qgpu:online:60,gres/vram:8192M",
     "tres_per_task": "gres/shard:30",
     "comment": TAG2,
 }

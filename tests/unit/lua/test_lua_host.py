@@ -13,7 +13,7 @@ from gres.request.tables import HostDefault
 from slurm_plugin.render import render
 
 CAP = 23961  # MiB of 30 % of an h200
-BOOKED = f"qgpu:offline:30,shard:h200:1,qgpu_mem:{CAP}M"
+BOOKED = f"qgpu:offline:30,shard:h200:1,vram:{CAP}M"
 TAG = f"qgpu/1 class=offline share=30 mem={CAP}"
 PER_NODE = {
     "job_id": 7,
@@ -172,12 +172,12 @@ def test_a_job_that_becomes_online_gives_it_back_and_one_that_becomes_offline_ge
     ):
         _, written, said = taken.modify(job, qos="online")
         assert (written[field], said) == (own, "")
-        assert written["gres"] == f"qgpu:online:30,shard:h200:30,qgpu_mem:{CAP}M"
+        assert written["gres"] == f"qgpu:online:30,shard:h200:30,vram:{CAP}M"
         assert " host=" not in written["extra"]
     online = {
         **PER_NODE,
         "qos": "online",
-        "tres_per_node": f"qgpu:online:30,shard:h200:30,qgpu_mem:{CAP}M",
+        "tres_per_node": f"qgpu:online:30,shard:h200:30,vram:{CAP}M",
         "extra": f"qgpu/1 class=online share=30 mem={CAP}",
         "min_mem_per_node": 4096,
     }
@@ -232,7 +232,7 @@ def test_memory_that_slurm_changed_itself_is_not_reckoned_with(taken: Slurm) -> 
 def test_a_job_from_before_keeps_what_it_booked(taken: Slurm) -> None:
     before = {
         **PER_NODE,
-        "tres_per_node": f"qgpu:offline:30,shard:h200:30,qgpu_mem:{CAP}M",
+        "tres_per_node": f"qgpu:offline:30,shard:h200:30,vram:{CAP}M",
         "extra": TAG,
         "min_mem_per_node": 4096,
     }
@@ -248,7 +248,7 @@ def test_a_class_that_reserves_again_gives_the_memory_back(version: str, tmp_pat
     job = {**PER_NODE, "comment": PER_NODE["extra"], "extra": None}
     _, written, _ = slurm.modify(job, gres="qgpu:h200:30")
     assert written["min_mem_per_node"] == 4096
-    assert written["gres"] == f"qgpu:offline:30,shard:h200:30,qgpu_mem:{CAP}M"
+    assert written["gres"] == f"qgpu:offline:30,shard:h200:30,vram:{CAP}M"
 
 
 # ---- several cards
@@ -272,7 +272,7 @@ def test_a_job_on_several_cards_gets_host_memory_for_all_of_them(
         "job_id": 7,
         "job_state": 0,
         "qos": "offline",
-        "tres_per_node": f"qgpu:offline:60,qgpu_mem:{2 * CAP}M",
+        "tres_per_node": f"qgpu:offline:60,vram:{2 * CAP}M",
         "tres_per_task": "gres:shard:h200:1",
         "extra": f"{TAG} cards=2 host={2 * CAP}",
         "min_mem_per_node": 4096 + 2 * CAP,

@@ -119,7 +119,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
 
 
 TAG30 = "qgpu/1 class=online share=30 mem=23961"
-GRES30 = "qgpu:online:30,shard:30,qgpu_mem:23961M"
+GRES30 = "qgpu:online:30,shard:30,vram:23961M"
 JOB30 = {
     "job_id": 7,
     "job_state": 0,
@@ -244,7 +244,7 @@ def test_whole_cards_keep_their_tag(one: Slurm) -> None:
 def test_a_waiting_job_may_ask_for_something_else(one: Slurm) -> None:
     code, written, _ = one.modify(JOB30, gres="gres:qgpu:50")
     assert code == 0
-    assert written["gres"] == "qgpu:online:50,shard:50,qgpu_mem:39936M"
+    assert written["gres"] == "qgpu:online:50,shard:50,vram:39936M"
     assert written["comment"] == "qgpu/1 class=online share=50 mem=39936; mine"
     code, written, said = one.modify(JOB30, gres="gres:qgpu:130")
     assert (code, written) == (2072, {})
@@ -275,7 +275,7 @@ def test_another_qos_of_the_same_class_is_free(one: Slurm) -> None:
 
 def test_newer_slurm_lets_another_qos_change_the_class_of_a_waiting_job(mixed: Slurm) -> None:
     tag = "qgpu/1 class=online share=30 mem=7372"
-    gres = "gres/qgpu:online:30,gres/shard:30,gres/qgpu_mem:7372M"
+    gres = "gres/qgpu:online:30,gres/shard:30,gres/vram:7372M"
     job = {
         "job_id": 7,
         "job_state": 0,
@@ -309,7 +309,7 @@ def test_the_tag_in_extra_is_protected_and_comment_is_free(mixed: Slurm) -> None
         "job_state": 1,
         "qos": "prod",
         "partition": "gpu",
-        "tres_per_node": "gres/qgpu:online:30,gres/shard:30,gres/qgpu_mem:7372M",
+        "tres_per_node": "gres/qgpu:online:30,gres/shard:30,gres/vram:7372M",
     }
     assert mixed.modify(job, extra="x")[1] == {"extra": f"{tag}; x"}
     assert mixed.modify(job, comment="mine")[1] == {}
@@ -322,7 +322,7 @@ def test_a_waiting_job_cannot_leave_the_managed_partitions(mixed: Slurm) -> None
         "job_state": 0,
         "qos": "prod",
         "partition": "gpu",
-        "tres_per_node": "qgpu:online:30,shard:30,qgpu_mem:7372M",
+        "tres_per_node": "qgpu:online:30,shard:30,vram:7372M",
     }
     assert mixed.modify(job, partition="gpu2")[0] == 0
     code, written, said = mixed.modify(job, partition="cpu")
@@ -340,7 +340,7 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "30"}
     [
         (INSIDE, "qgpu:10", "qgpu:10,shard:1"),
         (INSIDE, "gres:qgpu:10,gres:tmpdisk:1G", "qgpu:10,shard:1,tmpdisk:1G"),
-        (INSIDE, "qgpu:10,qgpu_mem:4G", "qgpu:10,shard:1,qgpu_mem:4G"),
+        (INSIDE, "qgpu:10,vram:4G", "qgpu:10,shard:1,vram:4G"),
         (INSIDE, "qgpu:h200:10", "qgpu:10,shard:1"),
         (INSIDE, "qgpu:100", "qgpu:100,shard:1"),
         ({"SLURM_JOB_ID": "7"}, "qgpu:100", "gpu:1"),
@@ -348,7 +348,7 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "30"}
         ({}, "qgpu:h200:30", "qgpu:30,shard:h200:1"),
         ({}, "qgpu:200", "gpu:2"),
         ({}, "qgpu:h200:200,tmpdisk:1", "gpu:h200:2,tmpdisk:1"),
-        ({}, "qgpu:100,qgpu_mem:20G", "qgpu:100,shard:1,qgpu_mem:20G"),
+        ({}, "qgpu:100,vram:20G", "qgpu:100,shard:1,vram:20G"),
         ({}, "qgpu:130", None),
         ({}, "tmpdisk:1", None),
         ({}, "qgpu:30,shard:1", None),
@@ -371,7 +371,7 @@ def test_only_srun_is_changed(one: Slurm) -> None:
 
 
 @pytest.mark.parametrize(
-    "gres", ["qgpu:30", "qgpu:h200:30", "qgpu:200", "qgpu:30,qgpu_mem:12G", "qgpu:130", "qgpu:0"]
+    "gres", ["qgpu:30", "qgpu:h200:30", "qgpu:200", "qgpu:30,vram:12G", "qgpu:130", "qgpu:0"]
 )
 def test_a_standalone_srun_ends_as_the_same_job_as_without_the_filter(
     one: Slurm, gres: str

@@ -30,7 +30,7 @@ def parse(*rows, partitions=()):
         "qgpu:h200:30",
         "gres:qgpu",
         "gres:gpu:1,gres:qgpu:30",
-        "gres/qgpu:online:30,gres/qgpu_mem:4G",
+        "gres/qgpu:online:30,gres/vram:4G",
     ],
 )
 @pytest.mark.parametrize("field", ["node", "task"])
@@ -48,9 +48,9 @@ def test_a_share_without_shards_did_not_pass_job_submit(request_, field):
         "",
         "gres:gpu:1",
         "gres/shard:h200:100",
-        "gres/qgpu_mem:4G",
+        "gres/vram:4G",
         "gres/qgpux:1",
-        "gres/qgpu:online:30,gres/shard:30,gres/qgpu_mem:8192M",
+        "gres/qgpu:online:30,gres/shard:30,gres/vram:8192M",
         "gres/shard:1,gres/qgpu:offline:1",
         "gres/qgpu:1," + "gres/x:1," * 30,
     ],

@@ -35,8 +35,8 @@ def test_slurm_loads_no_plugin_for_what_only_counts() -> None:
     assert [line.replace(" Flags=CountOnly", "") for line in gres] == [
         line for line in native.splitlines() if line.startswith("NodeName=")
     ]
-    assert "\nGresTypes=gpu,shard,qgpu,qgpu_mem\n" in render("slurm.conf", _config(False))
-    assert "\nGresTypes=gpu,qgpu,qgpu_mem,shard\n" in render("slurm.conf", _config(True))
+    assert "\nGresTypes=gpu,shard,qgpu,vram\n" in render("slurm.conf", _config(False))
+    assert "\nGresTypes=gpu,qgpu,vram,shard\n" in render("slurm.conf", _config(True))
 
 
 def test_every_file_of_the_plugins_says_its_licence() -> None:

@@ -72,7 +72,7 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
         "counts a node's cards",
     ),
     (swap("slurm.conf", "qgpu:offline:800", "qgpu:offline:80"), "Gres", "replace", GRES),
-    (swap("slurm.conf", "qgpu_mem:156G", "qgpu_mem:150G"), "Gres", "replace", GRES),
+    (swap("slurm.conf", "vram:156G", "vram:150G"), "Gres", "replace", GRES),
     (swap("slurm.conf", f" Gres={GRES3}", ""), "Gres", "replace", GRES3),
     (
         swap("slurm.conf", f"CPUs=8 Gres={GRES}", f"CPUs=8 Gres={GRES},mps:100"),
@@ -101,10 +101,10 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     ),
     (swap("qgpu/gres.conf", "offline Count=800", "offline Count=80"), "gres", "run", "Count"),
     (
-        swap("qgpu/gres.conf", "Name=qgpu_mem Count=156G", "Name=qgpu_mem Count=1G"),
+        swap("qgpu/gres.conf", "Name=vram Count=156G", "Name=vram Count=1G"),
         "gres",
         "run",
-        "qgpu_mem",
+        "vram",
     ),
     (
         swap("qgpu/gres.conf", "File=/dev/nvidia[0-1]", "File=/dev/nvidia[1-2]"),

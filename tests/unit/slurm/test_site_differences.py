@@ -21,8 +21,8 @@ nodes:
   - {{names: "n[1-2]", model: h200, count: 2, files: "/dev/nvidia[0-1]"}}
   - {{names: n3, model: l4, count: 1, files: /dev/nvidia0}}
 """
-GRES = "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G"
-GRES3 = "gpu:l4:1,shard:l4:100,qgpu:online:100,qgpu:offline:400,qgpu_mem:24G"
+GRES = "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,vram:156G"
+GRES3 = "gpu:l4:1,shard:l4:100,qgpu:online:100,qgpu:offline:400,vram:24G"
 STOCK = f"""ClusterName=c
 SlurmctldHost=head
 AccountingStorageType=accounting_storage/slurmdbd
@@ -125,7 +125,7 @@ def test_configless_sites_get_names_without_a_slash() -> None:
 @pytest.mark.parametrize(
     ("site", "write"),
     [
-        ("GresTypes=gpu,nic", "GresTypes=gpu,nic,shard,qgpu,qgpu_mem"),
+        ("GresTypes=gpu,nic", "GresTypes=gpu,nic,shard,qgpu,vram"),
         ("JobSubmitPlugins=require_timelimit", "JobSubmitPlugins=require_timelimit,lua"),
         ("PrologFlags=X11", ""),
         ("PrologFlags=Alloc", "PrologFlags=Alloc,Contain"),
@@ -135,7 +135,7 @@ def test_configless_sites_get_names_without_a_slash() -> None:
         (
             "AccountingStorageTRES=gres/gpu,license/x",
             "AccountingStorageTRES=gres/gpu,license/x,gres/shard,gres/qgpu,gres/qgpu:online,"
-            "gres/qgpu:offline,gres/qgpu_mem",
+            "gres/qgpu:offline,gres/vram",
         ),
         ("SelectType=select/linear", "SelectType=select/cons_tres"),
         ("SelectType=select/cons_tres", ""),
@@ -156,8 +156,8 @@ def test_what_the_site_sets_is_kept_and_merged(site: str, write: str) -> None:
 
 def test_native_plugins_want_their_order() -> None:
     cfg = config(more=", native_gres: true")
-    files = installed(cfg, f"{STOCK}GresTypes=gpu,shard,qgpu,qgpu_mem,nic\n")
-    assert [d.write for d in seen(files, cfg)] == ["GresTypes=nic,gpu,qgpu,qgpu_mem,shard"]
+    files = installed(cfg, f"{STOCK}GresTypes=gpu,shard,qgpu,vram,nic\n")
+    assert [d.write for d in seen(files, cfg)] == ["GresTypes=nic,gpu,qgpu,vram,shard"]
 
 
 def test_a_site_with_a_prolog_of_its_own() -> None:

@@ -171,7 +171,7 @@ static void report_denied(struct qg_card *card, uint64_t size, const char *what,
     if (job >= QG_JOB_WITHOUT_SLURM)
         snprintf(how, sizeof(how), "qgpu run --mem %llu%c", ask, whole ? 'G' : 'M');
     else
-        snprintf(how, sizeof(how), "qgpu_mem (for example --gres=qgpu:%u,qgpu_mem:%llu%c)",
+        snprintf(how, sizeof(how), "vram (for example --gres=qgpu:%u,vram:%llu%c)",
                  card->grant->share, ask, whole ? 'G' : 'M');
     qg_message(
         "%s of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask for more with "
