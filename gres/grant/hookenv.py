@@ -27,7 +27,7 @@ _VARIABLE: dict[TagField, str] = {"extra": "SLURM_JOB_EXTRA", "comment": "SLURM_
 ALLOCATED = "QGPU_ALLOCATED"
 UNKNOWN = "?"  # its value if slurmctld gave no answer or a shortened one
 _READ = (*_VARIABLE.values(), *NATIVE, ALLOCATED, "SLURM_JOB_GPUS", "SLURMD_NODENAME")
-_PARTS = ("gres/shard", "gres/mps", "gres/qgpu")  # also gres/vram
+_PARTS = ("gres/shard", "gres/mps", "gres/qgpu", "gres/vram")
 
 
 class HookEnvError(ValueError):
