@@ -11,7 +11,7 @@ const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 const struct qgn_kind qgn_kind = {
     .gres = "vram",
     .prep_count = "QGPU_NATIVE_MEM",
-    .task_count = "VRAM_ON_NODE",
+    .task_count = "QGPU_VRAM_ON_NODE",
     .task_unit = UINT64_C(1) << 20,
     .valid = qgn_valid_mem,
 };

@@ -26,7 +26,7 @@ from cli.sandbox.versions import native_gres
 from gres.grant.store import Grant
 from gres.units import MIB
 
-VARIABLES = "env | grep -E '^(QGPU(_MEM)?_ON_NODE|SLURM_SHARDS_ON_NODE)=' | sort | xargs echo"
+VARIABLES = "env | grep -E '^(QGPU(_VRAM)?_ON_NODE|SLURM_SHARDS_ON_NODE)=' | sort | xargs echo"
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +114,12 @@ def test_variables_of_job_step_and_task(live: Live) -> None:
     )
     job = live.submit("\n".join(steps), "--qos=online", "--gres=qgpu:30,vram:24G")
     [text] = live.finish(job)
-    all_of_it = "VRAM_ON_NODE=24576 QGPU_ON_NODE=30 SLURM_SHARDS_ON_NODE=31"
+    all_of_it = "QGPU_ON_NODE=30 QGPU_VRAM_ON_NODE=24576 SLURM_SHARDS_ON_NODE=31"
     assert text.splitlines() == [
         all_of_it,
         all_of_it,
-        "VRAM_ON_NODE=0 QGPU_ON_NODE=10 SLURM_SHARDS_ON_NODE=1",
-        "VRAM_ON_NODE=0 QGPU_ON_NODE=0",
+        "QGPU_ON_NODE=10 QGPU_VRAM_ON_NODE=0 SLURM_SHARDS_ON_NODE=1",
+        "QGPU_ON_NODE=0 QGPU_VRAM_ON_NODE=0",
     ]
 
 
