@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import pwd
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import click
 
+from cli.columns import cells, padded
 from gres.printable import printable
 
 
@@ -20,28 +24,21 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     if not lines:
         return []
     shown = [[printable(text) for text in line] for line in lines]
-    widths = [max(map(_cells, column)) for column in zip(*shown, strict=True)]
+    widths = [max(map(cells, column)) for column in zip(*shown, strict=True)]
     return [
         "  ".join(
-            _padded(text, width, at < left)
+            padded(text, width, at < left)
             for at, (text, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in shown
     ]
 
 
-def _cells(text: str) -> int:
-    """Places of a text on a terminal: some characters take two, some none."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len  # rarely needed, and not free to import
-
-    return cell_len(text)
-
-
-def _padded(text: str, width: int, left: bool) -> str:
-    blanks = " " * (width - _cells(text))
-    return text + blanks if left else blanks + text
+def room() -> int | None:
+    """Places of a line on the terminal, or COLUMNS; None where stdout is neither."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def parsable(lines: Sequence[Sequence[str]]) -> list[str]:
