@@ -67,7 +67,10 @@ def card_bodies(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
                     "use": "whole" if whole else "shared" if mine else "free",
                     **shares,
                     "jobs": len({h.job_id for h in mine}),
-                    "mem_granted": sum(h.mem_cap for h in mine if not h.reclaimable),
+                    # A whole card's grant is all of its memory, of which a part is not usable.
+                    "mem_granted": min(
+                        sum(h.mem_cap for h in mine if not h.reclaimable), card.usable << 20
+                    ),
                     "mem_usable": card.usable << 20,
                     "mem_reclaimable": sum(h.mem_cap for h in mine if h.reclaimable),
                 }

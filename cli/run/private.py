@@ -16,6 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,8 +69,13 @@ def device_files(minors: list[int]) -> str:
     where their package (qgpu-simulator) puts them.
     """
     simulated = os.environ.get("QGPU_SIM_DIR") or (SIM_DIR if Path(SIM_DIR, "dev").is_dir() else "")
-    prefix = f"{simulated}/dev/qgpusim" if simulated else "/dev/nvidia"
-    return f"{prefix}[{','.join(map(str, minors))}]"
+    if not simulated:
+        return f"/dev/nvidia[{','.join(map(str, minors))}]"
+    # Named by their places, because the minor numbers of a sandbox do not begin at 0.
+    prefix = f"{simulated}/dev/qgpusim"
+    names = {os.minor(Path(name).stat().st_rdev): name for name in glob(f"{prefix}[0-9]*")}
+    numbers = [names.get(minor, str(minor)).removeprefix(prefix) for minor in minors]
+    return f"{prefix}[{','.join(numbers)}]"
 
 
 def config_text(directory: Path) -> str:

@@ -95,7 +95,7 @@ def prepare(layout: Layout, chosen: Plan) -> None:
         slurmd = shutil.which("slurmd", path=services.PATH)
         if chosen.cgroup == "v2" and cgroups.hybrid() and slurmd is not None:
             files.wrap_slurmd(layout, slurmd)
-        usercli.write(layout)
+        usercli.write(layout, chosen.nodes)
         namespace.write_accounts(layout, chosen.first_uid)
         files.write_munge_key(layout)
     finally:

@@ -254,8 +254,7 @@ class Sandbox:
         """
         if user is not None and user not in namespace.USERS:
             raise SandboxError(
-                f"the sandbox has no user {user!r}: its users are alice and bob, and root without"
-                " -u"
+                f"the sandbox has no user {user!r}: its users are alice, bob and root"
             )
         where = cwd or (Path.cwd() if user is None else self.layout.home(user))
         return [*namespace.enter(self._daemons.anyone(), where, user), *command]

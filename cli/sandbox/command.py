@@ -279,9 +279,9 @@ def status(name: str, state_dir: Path | None) -> None:
     "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @_which
-@click.option("-u", "--user", help="alice or bob; root without it.")
+@click.option("-u", "--user", default="root", show_default=True, help="alice, bob or root.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def execute(name: str, state_dir: Path | None, user: str | None, command: tuple[str, ...]) -> None:
+def execute(name: str, state_dir: Path | None, user: str, command: tuple[str, ...]) -> None:
     """Run COMMAND inside a sandbox, where Slurm's commands speak to its cluster.
 
     Users start in their home, root in the current directory. The exit status is COMMAND's.
@@ -291,8 +291,9 @@ def execute(name: str, state_dir: Path | None, user: str | None, command: tuple[
     qgpu sandbox exec -u bob -- bash
     """
     cluster = Sandbox.existing(name, state_dir)
-    argv = cluster.argv(command, user)
-    os.execvpe(argv[0], argv, cluster.env(user))
+    who = None if user == "root" else user
+    argv = cluster.argv(command, who)
+    os.execvpe(argv[0], argv, cluster.env(who))
 
 
 @sandbox.command("list")

@@ -15,7 +15,9 @@ import configs
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.plan import DATABASE, Plan
+from gres.config.links import SELF
 from gres.config.site import load_config
+from gres.paths import ABI_VERSION
 from slurm_plugin.render import node_gres, render
 from slurm_plugin.site.conf import parse
 from slurm_plugin.site.found import Overlay
@@ -31,8 +33,8 @@ PRODUCTS = {
     "bin/qgpu-mounts": "bin/qgpu-mounts",
     "bin/qgpu-workload": "bin/qgpu-workload",
     "lib/qgpu_spank.so": "lib/qgpu_spank.so",
-    "shim/libcuda.so.1": "shim/libcuda.so.1",
-    "shim/libnvidia-ml.so.1": "shim/libnvidia-ml.so.1",
+    f"shim/{ABI_VERSION}/libcuda.so.1": "shim/libcuda.so.1",
+    f"shim/{ABI_VERSION}/libnvidia-ml.so.1": "shim/libnvidia-ml.so.1",
     "sim/libcuda.so.1": "sim/libcuda.so.1",
     "sim/libnvidia-ml.so.1": "sim/libnvidia-ml.so.1",
     "sim/libunified.so": "sim/libunified.so",
@@ -118,7 +120,21 @@ def _card_files(layout: Layout, plan: Plan) -> str:
         entries = [f"{base}-card{i // plan.mig},{base}-gi{i},{base}{i}" for i in range(plan.cards)]
         return f"instances: {json.dumps(entries)}"
     numbers = "0" if plan.cards == 1 else f"[0-{plan.cards - 1}]"
-    return f'files: "{base}{numbers}"'
+    links = f", links: {json.dumps(_links(plan))}" if plan.nvlinks else ""
+    return f'files: "{base}{numbers}"{links}'
+
+
+def _links(plan: Plan) -> list[str]:
+    """`links` of qgpu.yaml, as `qgpu setup --init` counts them: those to a switch count as none."""
+    rows = [[0] * plan.cards for _ in range(plan.cards)]
+    for link in plan.nvlinks.split(","):
+        ends, _, number = link.partition(":")
+        one, _, other = ends.partition("-")
+        if other.isdigit():
+            rows[int(one)][int(other)] = rows[int(other)][int(one)] = int(number)
+    for card, row in enumerate(rows):
+        row[card] = SELF
+    return [",".join(map(str, row)) for row in rows]
 
 
 def write_qgpu_yaml(layout: Layout, plan: Plan, slurm_version: str) -> None:
@@ -131,6 +147,7 @@ def write_qgpu_yaml(layout: Layout, plan: Plan, slurm_version: str) -> None:
             layout=layout,
             slurm_version=slurm_version,
             card_files=_card_files(layout, plan),
+            abi=ABI_VERSION,
         )
     )
     _write(layout.qgpu_yaml, text)

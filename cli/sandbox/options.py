@@ -92,10 +92,17 @@ class SandboxOptions:
                 f" {MAX_MIG} instances, and --cards, which are all instances of a node, is a"
                 " multiple of that"
             )
+        ends = re.findall(r"(\d+)-(\w+)", self.nvlinks)
+        named = {int(end) for pair in ends for end in pair if end.isdigit()}
         if self.nvlinks and not _NVLINKS.fullmatch(self.nvlinks):
             raise SandboxError(
                 f"--nvlinks {self.nvlinks!r} is no list of links: write for example 0-1:4, four"
                 " links between cards 0 and 1, or 0-switch:18"
+            )
+        if any(one == other for one, other in ends) or max(named, default=0) >= self.cards:
+            raise SandboxError(
+                f"--nvlinks {self.nvlinks!r} names a card that is not there or links it to itself:"
+                f" the cards of a node are 0 to {self.cards - 1}"
             )
         if self.cgroup_slice and not _SLICE.fullmatch(self.cgroup_slice):
             raise SandboxError(

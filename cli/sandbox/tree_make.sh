@@ -13,7 +13,11 @@ if ! command -v debootstrap >/dev/null; then
     apt-get update -q
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap
 fi
-debootstrap --variant=minbase --include=ca-certificates "$suite" "$directory" "$mirror"
+debootstrap --variant=minbase --include=ca-certificates "$suite" "$directory" "$mirror" || {
+    # What its commands said, which it keeps in the tree.
+    cat "$directory/debootstrap/debootstrap.log" 2>/dev/null
+    exit 1
+}
 
 # The machine's own way to the mirror (proxy, resolver), and no services at installation.
 cp -L /etc/resolv.conf /etc/hosts "$directory/etc/"

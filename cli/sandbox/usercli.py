@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import cli
@@ -47,14 +48,23 @@ def interpreter() -> Path:
     return candidates[0] if candidates else own
 
 
-def write(layout: Layout) -> None:
+def write(layout: Layout, nodes: Sequence[str]) -> None:
     """Write S/opt/bin/qgpu and make the places for the two directories."""
     for place in bound(layout).values():
         place.mkdir(mode=0o755)
     path = ":".join(str(place) for place in bound(layout).values())
     script = layout.opt / "bin" / "qgpu"
+    # The driver of a node for who asks about it, as doctor does: that of --node, else of the first.
     script.write_text(
         "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\n"
+        f"node={nodes[0]} last=\n"
+        "for each; do\n"
+        '    case $last in --node) node=$each ;; esac\n'
+        '    case $each in --node=*) node=${each#*=} ;; esac\n'
+        "    last=$each\n"
+        "done\n"
+        f'export QGPU_SIM_DIR="${{QGPU_SIM_DIR:-{layout.state}/sim/$node}}"\n'
+        f'export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH:-{layout.opt}/sim}}"\n'
         f"PYTHONPATH={shlex.quote(path)} PYTHONDONTWRITEBYTECODE=1 "
         f'exec {shlex.quote(str(interpreter()))} -s -P -m cli.main "$@"\n'
     )

@@ -9,6 +9,7 @@
 # machine's own lists, and what apt knows, stay as they are. Made once, kept in CACHE/src-VERSION.
 set -euo pipefail
 cache=${1:-/var/cache/qgpu/slurm}
+outside=${QGPU_TREE_OUTSIDE:-} # in a tree of the sandbox: where its root is for who reads this
 die() { echo "source.sh: $*" >&2; exit 1; }
 
 version=$(dpkg-query -W -f '${Version}' slurmctld 2>/dev/null) ||
@@ -34,7 +35,8 @@ if [ ${#missing[@]} -gt 0 ]; then
         apt-get update -q &&
             DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
                 "${missing[@]}"
-    } >"$cache/tools.log" 2>&1 || die "${missing[*]} cannot be installed; read $cache/tools.log"
+    } >"$cache/tools.log" 2>&1 ||
+        die "${missing[*]} cannot be installed; read $outside$cache/tools.log"
 fi
 
 work=$cache/src-$version.unfinished
@@ -71,14 +73,16 @@ tarball() {
 }
 (
     cd "$work" && apt-get "${private[@]}" update -q && { whole || tarball; }
-) >"$work.log" 2>&1 || die "the source package $package $version cannot be had; read $work.log"
-[ -x "$source/configure" ] || die "$package $version has no configure in $source"
+) >"$work.log" 2>&1 ||
+    die "the source package $package $version cannot be had ($(grep -m 1 "^E: " "$work.log"));" \
+        "read $outside$work.log"
+[ -x "$source/configure" ] || die "$package $version has no configure in $outside$source"
 (
     cd "$source"
     # What Debian builds with and what changes a header; the plugin needs nothing else of the
     # machine.
     ./configure --enable-multiple-slurmd --without-munge --disable-dependency-tracking
-) >>"$work.log" 2>&1 || die "configure of $package $version failed; read $work.log"
+) >>"$work.log" 2>&1 || die "configure of $package $version failed; read $outside$work.log"
 touch "$source/.configured"
 rm -rf "$directory"
 mv "$source" "$directory"

@@ -11,7 +11,7 @@ from slurm_plugin.render import render
 from slurm_plugin.site.conf import Conf, Entry, Value, parse
 from slurm_plugin.site.diff_nodes import OURS, count_of
 from slurm_plugin.site.diff_settings import include
-from slurm_plugin.site.difference import Difference, removed, replaced, stale
+from slurm_plugin.site.difference import AGAIN, Difference, removed, replaced, stale
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.nodes import gres_lines, names_in, names_of
 from slurm_plugin.site.sources import Texts
@@ -192,22 +192,37 @@ def gres_differences(
         name, fault = next(iter(faults.items()))
         yield include(site, "gres.conf", flat, "the include of qgpu's fragment", f"{name}: {fault}")
     yield from _cores(config, site, nodes)
+    if not faults:
+        yield from _detection(site, nodes)
+
+
+def _detection(site: Site, nodes: list[str]) -> Iterator[Difference]:
+    """AutoDetect that holds for our cards: of a line of theirs, or of all nodes. `_foreign` has the
+    lines that stand beside our fragment.
+    """
+    why = (
+        "it may order and name the cards anew, and a step of a share may set the card's clocks"
+        " (--gpu-freq)"
+    )
+    needed = "AutoDetect=off for these nodes"
+    own = [each for name in nodes for each in _own_auto(site, name)]
+    for entry, value in own:
+        if value.value.lower() == "off":
+            continue
+        has = f"{value.key}={value.value}"
+        if not site.includes("gres.conf"):
+            words = [f"{word.key}={word.value}" for word in (entry.head, *entry.rest)]
+            write = " ".join("AutoDetect=off" if word == has else word for word in words)
+            yield replaced(value, "AutoDetect", write, needed, why, "all", "warn")
+        elif site.places.ours(value.file):
+            yield Difference(
+                "AutoDetect", value.file, value.line, has, needed, "run", AGAIN, why, "all", "warn"
+            )
+        return
     auto = _auto(site)
-    if auto and nodes and not any(list(_own_auto(site, name)) for name in nodes) and not faults:
-        why = (
-            "it may order and name the cards anew, and a step of a share may set the card's clocks"
-            " (--gpu-freq)"
-        )
+    if auto and nodes and not own:
         line = f"NodeName={nodes[0]} AutoDetect=off"
+        has = f"{auto.key}={auto.value}"
         yield Difference(
-            "AutoDetect",
-            auto.file,
-            0,
-            f"{auto.key}={auto.value}",
-            "AutoDetect=off for these nodes",
-            "add",
-            line,
-            why,
-            "all",
-            "warn",
+            "AutoDetect", auto.file, 0, has, needed, "add", line, why, "all", "warn"
         )

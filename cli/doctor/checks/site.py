@@ -70,8 +70,10 @@ def found(known: Known, kind: Kind) -> list[Difference]:
             yaml=known.path,
         )
     mine = [each for each in known.differences if kind_of(each, site_of(known)) == kind]
-    # The version has a check of its own.
-    mine = [each for each in mine if each.key != "slurm.version"]
+    # The version has a check of its own, and the processors of a sandbox's nodes are invented.
+    passed = ["slurm.version"]
+    passed += ["SlurmdParameters"] if "QGPU_SANDBOX" in known.host.environ else []
+    mine = [each for each in mine if each.key not in passed]
     return sorted(mine, key=lambda each: each.severity != "fail")
 
 

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from cli.sandbox import files
-from cli.sandbox.errors import SandboxError
+from cli.sandbox.errors import SandboxError, cause
 from cli.sandbox.layout import Layout
 
 HERE = files.ROOT / "gres" / "native"
@@ -83,6 +83,6 @@ def _run(argv: list[str]) -> str:
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = ((done.stderr or done.stdout).strip() or "it said nothing").split("\n")
-        raise SandboxError(f"the native GRES plugins cannot be built here: {said[-1]}")
+        said = cause(done.stderr or done.stdout)
+        raise SandboxError(f"the native GRES plugins cannot be built here: {said}")
     return done.stdout

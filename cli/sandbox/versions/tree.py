@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cli
-from cli.sandbox.errors import SandboxError
+from cli.sandbox.errors import SandboxError, cause
 from cli.sandbox.options import CGROUP_VARIABLE, DEFAULT_ROOT
 
 HERE = Path(__file__).resolve().parents[1]
 CHECKOUT = Path(next(iter(cli.__path__))).resolve().parent
 MIRROR = "http://deb.debian.org/debian"
 INSIDE = "QGPU_TREE"  # environment of what runs in a tree: its version
+OUTSIDE = "QGPU_TREE_OUTSIDE"  # and its path outside, for paths that errors name
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -105,8 +106,11 @@ def ensure(version: str, progress: Callable[[str], None] = lambda _: None) -> Pa
 def _make(wanted: Release, tree: Path) -> None:
     unfinished = tree.with_name(tree.name + ".unfinished")
     log = tree.with_name(tree.name + ".log")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    argv = ["bash", str(HERE / "tree_make.sh"), str(unfinished), wanted.suite, MIRROR]
+    clear(unfinished)
+    # In a mount namespace of its own, because what debootstrap mounts in the tree then ends with it,
+    # however it ends.
+    argv = ["unshare", "--mount", "--propagation", "private", "--", "bash"]
+    argv += [str(HERE / "tree_make.sh"), str(unfinished), wanted.suite, MIRROR]
     with log.open("wb") as out:
         made = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
     found = exact(unfinished)
@@ -116,7 +120,7 @@ def _make(wanted: Release, tree: Path) -> None:
     why = (
         f"Debian {wanted.suite} has Slurm {found} now"
         if found and made.returncode == 0
-        else _last(log)
+        else cause(log.read_text(errors="replace"))
     )
     raise SandboxError(
         f"a tree with Slurm {wanted.version} cannot be made here ({why}); the whole output is in"
@@ -124,8 +128,30 @@ def _make(wanted: Release, tree: Path) -> None:
     )
 
 
-def _last(log: Path) -> str:
-    return log.read_text(errors="replace").strip().split("\n")[-1][:200] or "no output"
+def clear(unfinished: Path) -> None:
+    """Remove what an attempt left. SandboxError if it cannot be, for example while a file system is
+    still mounted in it: removing would go on in that, which may be the machine's own /proc.
+    """
+    for place in reversed(_mounted_in(unfinished)):
+        subprocess.run(["umount", place], stderr=subprocess.DEVNULL, check=False)
+    if left := _mounted_in(unfinished):
+        raise SandboxError(
+            f"{left[0]} is mounted, of an attempt that failed, and is in use: end what uses it"
+            f" (fuser -vm {left[0]}), then: umount {left[0]}"
+        )
+    try:
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+    except OSError as error:
+        raise SandboxError(f"{unfinished}, of an attempt that failed, stays: {error}") from None
+
+
+def _mounted_in(directory: Path) -> list[str]:
+    """Where something is mounted at or below a directory, in the order of mounting."""
+    inside = f"{directory.resolve()}/"
+    lines = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).rstrip("\n").split("\n")
+    places = [re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), line.split(" ")[4]) for line in lines]
+    return [place for place in places if f"{place}/".startswith(inside)]
 
 
 def exact(tree: Path) -> str:
@@ -161,6 +187,7 @@ def command(
         source.mkdir(parents=True, exist_ok=True)
     pairs = [str(path) for pair in binds.items() for path in pair]
     env = ["env", "-i", "HOME=/root", f"PATH={_PATH}", "LANG=C.UTF-8", f"{INSIDE}={version}"]
+    env += [f"{OUTSIDE}={tree}"]
     kept = ("TERM", "CI", CGROUP_VARIABLE)
     env += [f"{name}={os.environ[name]}" for name in kept if name in os.environ]
     env += ["SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"]
@@ -182,9 +209,7 @@ def run_make(version: str, target: str, progress: Callable[[str], None] = lambda
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     argv = command(version, ["make", "--no-print-directory", jobs, target], progress)
     with log.open("wb") as out:
-        if subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
-        ).returncode:
-            raise SandboxError(
-                f"make {target} failed for Slurm {version}; read {log}: {_last(log)}"
-            )
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+    if done.returncode:
+        said = cause(log.read_text(errors="replace"))
+        raise SandboxError(f"make {target} failed for Slurm {version} ({said}); read {log}")

@@ -11,7 +11,6 @@ import yaml
 from jobs_support import Live, alone
 from test_jobs_sites import site
 
-from cli.sandbox import nodes
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.options import SandboxOptions
 
@@ -39,14 +38,15 @@ def links_by_setup(live: Live, gres_conf: str) -> list[str] | None:
     (etc / "slurm.conf").write_text(live.sandbox.layout.slurm_conf.read_text())
     (etc / "gres.conf").write_text(gres_conf)
     words = ["qgpu", "setup", "--init", "--dry-run", "--slurm-conf", f"{etc}/slurm.conf"]
-    env = nodes.environment(live.sandbox._cluster(), live.nodes[0])
-    done = live.sandbox.run([*words, "--node", live.nodes[0]], env=env)
-    found: list[str] | None = yaml.safe_load(done.stdout)["nodes"][0].get("links")
+    done = live.sandbox.run([*words, "--node", live.nodes[0]])
+    group = yaml.safe_load(done.stdout)["nodes"][0]
+    assert group["files"] == f"{live.sandbox.node(live.nodes[0]).sim_dir}/dev/qgpusim[0,1,2]"
+    found: list[str] | None = group.get("links")
     return found
 
 
-def with_links(text: str) -> str:
-    changed, count = re.subn(r'(files: "[^"]*")', rf"\1, links: {LINKS}", text)
+def without_links(text: str) -> str:
+    changed, count = re.subn(r", links: \[[^]]*\]", "", text)
     assert count, text
     return changed
 
@@ -78,14 +78,15 @@ def test_links_that_setup_saw_are_slurms(live: Live) -> None:
     assert links_by_setup(live, "AutoDetect=nvml\n") == LINKS
     assert links_by_setup(live, "Name=gpu File=/dev/nvidia[0-2]\n") is None
     whole = not live.dialect.before("23.11.5")  # before, a job has one whole card
-    assert not whole or pair(live) == {0, 1}  # by their order, without links
-    with site(live, with_links):
-        cards = cards_of_slurmd(live)
-        assert [re.findall(r"Links=(\S+)", line) for line in cards] == [[text] for text in LINKS]
-        assert not whole or pair(live) == {1, 2}
-        # Shares are placed as before: one fills a card, the next begins another.
-        jobs = [live.submit(NAP, "--gres=qgpu:60", "--qos=online") for _ in range(3)]
-        for job in jobs:
-            live.wait_state(job, "RUNNING")
-        assert [live.place(job)[1] for job in jobs] == [0, 1, 2]
-        live.cancel(*jobs)
+    cards = cards_of_slurmd(live)  # the sandbox's own, by --nvlinks
+    assert [re.findall(r"Links=(\S+)", line) for line in cards] == [[text] for text in LINKS]
+    assert not whole or pair(live) == {1, 2}
+    # Shares are placed as without them: one fills a card, the next begins another.
+    jobs = [live.submit(NAP, "--gres=qgpu:60", "--qos=online") for _ in range(3)]
+    for job in jobs:
+        live.wait_state(job, "RUNNING")
+    assert [live.place(job)[1] for job in jobs] == [0, 1, 2]
+    live.cancel(*jobs)
+    live.empty()
+    with site(live, without_links):
+        assert not whole or pair(live) == {0, 1}  # by their order

@@ -18,6 +18,7 @@ from steps_support import records_of
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
+from gres.paths import ABI_VERSION
 
 WAYS = {
     "v1": {"cgroup": "v1"},
@@ -97,7 +98,7 @@ def _inside(live: Live, cgroup: Path, job: int, *words: str) -> dict[str, object
     paths, grant, opt = live.paths(live.nodes[0]), live.grant(job), live.sandbox.layout.opt
     env = (
         f"QGPU_GRANT={paths.run_dir}/grants/{job}.grant",
-        f"LD_PRELOAD={opt}/shim/libcuda.so.1",
+        f"LD_PRELOAD={opt}/shim/{ABI_VERSION}/libcuda.so.1",
         f"LD_LIBRARY_PATH={opt}/sim",
         f"QGPU_SIM_DIR={paths.sim_dir}",
     )

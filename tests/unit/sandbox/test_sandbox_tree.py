@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from cli.sandbox import cgroups
-from cli.sandbox.errors import SandboxError
+from cli.sandbox.errors import SandboxError, cause
 from cli.sandbox.options import CGROUP_VARIABLE
 from cli.sandbox.versions import matrix, tree
 
@@ -66,13 +69,59 @@ def test_a_tree_that_came_out_with_another_version_is_no_tree(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def debootstrap(argv: list[str], **_: object) -> object:
-        made(root, Path(argv[2]).name, STATUS.replace("24.11.5-4", "27.05.1-1"))
+        made(root, Path(argv[-3]).name, STATUS.replace("24.11.5-4", "27.05.1-1"))
         return type("Done", (), {"returncode": 0})()
 
     monkeypatch.setattr(tree.subprocess, "run", debootstrap)
     with pytest.raises(SandboxError, match=r"Debian sid has Slurm 27\.05\.1-1 now"):
         tree.ensure("26.05")
     assert not (root / "26.05").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("x: 1: Cannot fork\nI: Configuring required packages...\nW: Failure while", "x: 1: Cannot"),
+        ("rm: cannot remove 'a': Operation not permitted\nI: Extracting zlib1g...", "rm: cannot"),
+        ("E: Can not write log (Is /dev/pts mounted?)\nE: You have no space", "E: You have"),
+        ("invoke-rc.d: policy-rc.d denied execution of start.\nthe end\n\n", "the end"),
+        ("cc -c a.c\na.c:1: error: x\nmake: *** [a.o] Error 1", "a.c:1: error: x"),
+        ("", "it said nothing"),
+    ],
+)
+def test_the_cause_is_the_first_line_that_says_a_failure(output: str, said: str) -> None:
+    assert cause(output).startswith(said)
+
+
+LEFT = """
+set -e
+mkdir -p "$1/kept" "$1/26.05.unfinished/proc"
+touch "$1/kept/file"
+mount --bind "$1/kept" "$1/26.05.unfinished/proc"
+cd "$1/$3"
+exec "$2" -c '
+import sys, pathlib
+from cli.sandbox.errors import SandboxError
+from cli.sandbox.versions import tree
+try:
+    tree.clear(pathlib.Path(sys.argv[1], "26.05.unfinished"))
+except SandboxError as error:
+    print(error)
+' "$1"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize("where", [".", "26.05.unfinished/proc"])
+def test_nothing_is_removed_through_a_mount_that_an_attempt_left(root: Path, where: str) -> None:
+    words = ["unshare", "--mount", "sh", "-c", LEFT, "sh", str(root), sys.executable, where]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tree.CHECKOUT)}
+    )
+    assert (root / "kept/file").exists()
+    busy = where != "."  # its own working directory is there
+    assert busy == (root / "26.05.unfinished").exists()
+    assert busy == ("/26.05.unfinished/proc is mounted" in done.stdout), done
 
 
 def test_the_command_binds_a_build_of_its_own_over_the_checkouts(root: Path) -> None:

@@ -27,6 +27,16 @@ def drop(name: str) -> Callable[[Files], None]:
     return lambda files: files.__delitem__(f"{E}/{name}")
 
 
+def of_the_site(word: str) -> Callable[[Files], None]:
+    """gres.conf without our fragment, with the same lines, and with that word for a node."""
+
+    def change(files: Files) -> None:
+        text = files[f"{E}/qgpu/gres.conf"].replace("NodeName=n3 AutoDetect=off", "")
+        files[f"{E}/gres.conf"] = f"{text}\nNodeName=n3 {word}\n"
+
+    return change
+
+
 BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     (swap("slurm.conf", f"include {E}/qgpu/slurm.conf\n", ""), "include", "add", "GresTypes"),
     (
@@ -121,6 +131,15 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     (put("gres.conf", "NodeName=n[1-4] Name=gpu File=/dev/nvidia0\n"), "Name", "replace", "twice"),
     (put("gres.conf", "NodeName=n1 AutoDetect=nvml\n"), "NodeName", "remove", "twice"),
     (put("gres.conf", "AutoDetect=nvml\n"), "cores", "run", "links:, where"),
+    (
+        swap("qgpu/gres.conf", "NodeName=n3 AutoDetect=off", "NodeName=n3 AutoDetect=nvml"),
+        "AutoDetect",
+        "run",
+        "clocks",
+    ),
+    (of_the_site("AutoDetect=full"), "AutoDetect", "replace", "NodeName=n3 AutoDetect=off"),
+    (of_the_site("AutoDetect=off"), "", "", ""),
+    (of_the_site("Cores=0"), "", "", ""),  # no line about it: Slurm's default is off
     (drop("job_submit.lua"), "job_submit.lua", "run", "ln -s"),
     (swap("job_submit.lua", "qgpu.submit(", "slurm.x("), "job_submit.lua", "add", "qgpu.submit"),
     (
