@@ -16,7 +16,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from glob import glob
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,9 +72,9 @@ def device_files(minors: list[int]) -> str:
         return f"/dev/nvidia[{','.join(map(str, minors))}]"
     # Named by their places, because the minor numbers of a sandbox do not begin at 0.
     prefix = f"{simulated}/dev/qgpusim"
-    names = {os.minor(Path(name).stat().st_rdev): name for name in glob(f"{prefix}[0-9]*")}
-    numbers = [names.get(minor, str(minor)).removeprefix(prefix) for minor in minors]
-    return f"{prefix}[{','.join(numbers)}]"
+    files = Path(simulated, "dev").glob("qgpusim[0-9]*")
+    places = {os.minor(file.stat().st_rdev): file.name.removeprefix("qgpusim") for file in files}
+    return f"{prefix}[{','.join(places.get(minor, str(minor)) for minor in minors)}]"
 
 
 def config_text(directory: Path) -> str:

@@ -59,8 +59,8 @@ def write(layout: Layout, nodes: Sequence[str]) -> None:
         "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\n"
         f"node={nodes[0]} last=\n"
         "for each; do\n"
-        '    case $last in --node) node=$each ;; esac\n'
-        '    case $each in --node=*) node=${each#*=} ;; esac\n'
+        "    case $last in --node) node=$each ;; esac\n"
+        "    case $each in --node=*) node=${each#*=} ;; esac\n"
         "    last=$each\n"
         "done\n"
         f'export QGPU_SIM_DIR="${{QGPU_SIM_DIR:-{layout.state}/sim/$node}}"\n'

@@ -34,7 +34,9 @@ class StateError(ValueError):
 
 @dataclass(frozen=True)
 class TenantState:
-    """One job on one card. `share_now` and the rates cover the time since the last sample."""
+    """One job on one card. `share_now`, `held_now` and the rates cover the time since the last
+    sample.
+    """
 
     job_id: int
     uid: int
@@ -51,6 +53,7 @@ class TenantState:
     granted_at: float
     counters: dict[str, int] | None = None
     hardware: str | None = None  # none, ready, stopped or failed; null where it is not used
+    held_now: float | None = None  # percent of the time that it was closed for online jobs
 
 
 @dataclass(frozen=True)
@@ -302,6 +305,7 @@ def tenant_state(
         grant.created_ns / 1e9,
         counters,
         hardware,
+        None if gained is None else min(100.0, 100 * gained[1]),
     )
 
 

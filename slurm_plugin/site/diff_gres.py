@@ -223,6 +223,4 @@ def _detection(site: Site, nodes: list[str]) -> Iterator[Difference]:
     if auto and nodes and not own:
         line = f"NodeName={nodes[0]} AutoDetect=off"
         has = f"{auto.key}={auto.value}"
-        yield Difference(
-            "AutoDetect", auto.file, 0, has, needed, "add", line, why, "all", "warn"
-        )
+        yield Difference("AutoDetect", auto.file, 0, has, needed, "add", line, why, "all", "warn")

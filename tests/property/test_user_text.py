@@ -19,7 +19,7 @@ from records_support import answer, columns
 from records_support import sacct as fake_sacct
 from rich.console import Console
 
-from cli.live.view import picture
+from cli.live.view import Shown, picture
 from cli.output import aligned, parsable, show
 from cli.report.html import _page
 from enforcer.daemon.granting.hookproto import Answer, format_answer
@@ -220,7 +220,7 @@ def test_a_terminal_gets_no_command_from_a_card(name: str, note: str) -> None:
     card = CardState("GPU-1", 0, name, 1 << 30, 0, 0)
     state = NodeState("n1", 0.0, True, cards=(card,))
     out = io.StringIO()
-    Console(file=out, width=200).print(picture([state], [note]))
+    Console(file=out, width=200).print(picture([state], [note], Shown()))
     assert all(line.isprintable() for line in out.getvalue().split("\n"))
 
 

@@ -107,8 +107,8 @@ def _make(wanted: Release, tree: Path) -> None:
     unfinished = tree.with_name(tree.name + ".unfinished")
     log = tree.with_name(tree.name + ".log")
     clear(unfinished)
-    # In a mount namespace of its own, because what debootstrap mounts in the tree then ends with it,
-    # however it ends.
+    # In a mount namespace of its own, because what debootstrap mounts then ends with it, however
+    # that is.
     argv = ["unshare", "--mount", "--propagation", "private", "--", "bash"]
     argv += [str(HERE / "tree_make.sh"), str(unfinished), wanted.suite, MIRROR]
     with log.open("wb") as out:
@@ -150,7 +150,9 @@ def _mounted_in(directory: Path) -> list[str]:
     """Where something is mounted at or below a directory, in the order of mounting."""
     inside = f"{directory.resolve()}/"
     lines = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).rstrip("\n").split("\n")
-    places = [re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), line.split(" ")[4]) for line in lines]
+    places = [
+        re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), line.split(" ")[4]) for line in lines
+    ]
     return [place for place in places if f"{place}/".startswith(inside)]
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from cli.live.command import top
 from cli.live.held import cards, jobs
-from cli.live.view import bar, picture
+from cli.live.view import Shown, bar, picture
 from enforcer.clock import SystemClock
 from enforcer.fdwait import readable_within
 from enforcer.nvml.port import CardLoad
@@ -82,7 +82,9 @@ class Rig:
         self.observer.tick(force=True)
 
     def run(self, command: object, *words: str) -> Result:
-        return CliRunner().invoke(command, [*words, "--config", str(self.config)])  # type: ignore[arg-type]
+        words = (*words, "--config", str(self.config))
+        # A table without a width has all columns.
+        return CliRunner().invoke(command, words, env={"COLUMNS": None})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -119,6 +121,7 @@ def test_top_in_lines(rig):
         "preempted",
         "0",
     )
+    assert (second["HELD%"], second["BY"], first["HELD%"], first["BY"]) == ("100", "9", "-", "-")
     assert (third["CARD"], third["CLASS"], third["MEM_GIB"], third["NOW%"]) == (
         "1",
         "whole",
@@ -131,7 +134,9 @@ def test_top_without_a_terminal_prints_once(rig):
     result = rig.run(top)
     assert result.exit_code == 0
     assert re.search(
-        r"^n1 +0 +9 +root +online +running +30 +100 +9\.0 +12\.0 +1$", result.stdout, re.MULTILINE
+        r"^n1 +0 +9 +root +online +running +30 +100 +- +- +9\.0 +12\.0 +1 +00:\S+$",
+        result.stdout,
+        re.MULTILINE,
     )
 
 
@@ -145,9 +150,19 @@ def test_top_as_json(rig):
 def test_the_picture_has_card_use_beside_the_drivers_figure(rig):
     out = io.StringIO()
     states = [read(rig.directory / "run/state.json")]
-    Console(file=out, width=200).print(picture(states, []))
+    Console(file=out, width=200).print(picture(states, [], Shown()))
     first, second = [line for line in out.getvalue().splitlines() if line.startswith("  card")]
-    assert " 42 % use 100 % " in first and "  - % use   - % " in second
+    assert "driver 42 %  use 100 %" in first and "driver - %    use - %" in second
+
+
+def test_jobs_of_one_user(rig):
+    assert [row["JOBID"] for row in table(rig.run(top, "--parsable", "-u", "54321"))] == ["7"]
+    mine = json.loads(rig.run(top, "--json", "--user", "me").stdout)["nodes"][0]["cards"]
+    wanted = [[9], [3]] if os.geteuid() == 0 else [[], []]  # root has them in this rig
+    assert [[t["job_id"] for t in card["tenants"]] for card in mine] == wanted
+    assert mine[0]["use"] == 100
+    none = rig.run(top, "-u", "nobody-of-that-name")
+    assert none.exit_code == 2 and "there is no user 'nobody-of-that-name' here" in none.stderr
 
 
 def test_card_without_jobs_is_a_line_of_dashes(rig):
@@ -198,7 +213,7 @@ def test_cards_from_the_files_alone(rig):
         "USABLE_GIB": "78.0",
         "RECLAIMABLE_GIB": "0.0",
     }
-    assert (rows[1]["USE"], rows[1]["JOBS"]) == ("whole", "1")
+    assert (rows[1]["USE"], rows[1]["JOBS"], rows[1]["GRANTED_GIB"]) == ("whole", "1", "78.0")
     rig.service.epilog(env(3, "whole"))
     assert table(rig.run(cards, "--parsable", "--node", "n1"))[1]["USE"] == "free"
 

@@ -81,7 +81,10 @@ def test_a_tree_that_came_out_with_another_version_is_no_tree(
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ("x: 1: Cannot fork\nI: Configuring required packages...\nW: Failure while", "x: 1: Cannot"),
+        (
+            "x: 1: Cannot fork\nI: Configuring required packages...\nW: Failure while",
+            "x: 1: Cannot",
+        ),
         ("rm: cannot remove 'a': Operation not permitted\nI: Extracting zlib1g...", "rm: cannot"),
         ("E: Can not write log (Is /dev/pts mounted?)\nE: You have no space", "E: You have"),
         ("invoke-rc.d: policy-rc.d denied execution of start.\nthe end\n\n", "the end"),
