@@ -34,16 +34,12 @@ class StateError(ValueError):
 
 @dataclass(frozen=True)
 class TenantState:
-    """One job on one card. `share_now`, `held_now` and the rates cover the time since the last
-    sample.
-    """
+    """One job on one card. Rates and `..._now` cover the time since the last sample."""
 
     job_id: int
     uid: int
     job_class: str | None
-    # running, preempted, stopped, throttled, suspended, checkpointed, idle, waiting (no program
-    # yet), whole, unknown
-    state: str
+    state: str  # one of STATES
     share: int
     share_now: float | None
     mem_used: int | None
