@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pwd
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,8 +138,15 @@ def test_tasks_find_the_simulated_driver_of_their_node(sandbox: Sandbox) -> None
 
 
 def test_exec_refuses_unknown_users_and_names_the_existing_ones(sandbox: Sandbox) -> None:
-    with pytest.raises(SandboxError, match="its users are alice and bob"):
+    with pytest.raises(SandboxError, match="its users are alice, bob and root"):
         sandbox.run(["true"], user="carol")
+
+
+@pytest.mark.parametrize("user", ["root", "alice"])
+def test_exec_as_a_user_by_name(sandbox: Sandbox, user: str) -> None:
+    words = [sys.executable, "-m", "cli.main", "sandbox", "exec", *sandbox.selector.split()]
+    words += ["-u", user, "--", "id", "-un"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == f"{user}\n"
 
 
 def test_exec_passes_the_exit_status_on(sandbox: Sandbox) -> None:

@@ -28,6 +28,9 @@ from cli.sandbox.options import SandboxOptions, parse_memory, state_of
         ({"memory_mib": 1024}, "--memory of 1024 MiB is out of range"),
         ({"model": "H200"}, "'H200' is not a Slurm gres type"),
         ({"model": "h200 sxm"}, "'h200 sxm' is not a Slurm gres type"),
+        ({"nvlinks": "0-1"}, "'0-1' is no list of links"),
+        ({"nvlinks": "0-2:1"}, "'0-2:1' names a card that is not there"),
+        ({"nvlinks": "0-1:4,1-1:4"}, "links it to itself"),
     ],
 )
 def test_impossible_shapes_are_refused(fields: dict[str, object], sentence: str) -> None:
