@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from cli.columns import cells, padded
+from cli.columns import Column, cells, padded, table
 from gres.printable import printable
 
 
@@ -54,6 +54,16 @@ def show(body: Mapping[str, object], lines: Sequence[Sequence[str]], form: str, 
         click.echo("\n".join(parsable(lines)))
     else:
         click.echo("\n".join(aligned(lines, left)))
+
+
+def show_columns(
+    body: Mapping[str, object], columns: Sequence[Column], rows: Sequence[Sequence[str]], form: str
+) -> None:
+    """The same; a table has the columns that fit into the terminal."""
+    if form == "table":
+        click.echo("\n".join(table(columns, rows, room())))
+    else:
+        show(body, [[column.name for column in columns], *rows], form, 0)
 
 
 def form_of(as_json: bool, as_parsable: bool) -> str:

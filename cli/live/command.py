@@ -8,11 +8,10 @@ import time
 
 import click
 
-from cli.columns import table
 from cli.live import states as live
 from cli.live import view
 from cli.live.view import SORTS, Shown
-from cli.output import fail, form_of, room, say, show, user_id
+from cli.output import fail, form_of, say, show_columns, user_id
 from cli.report.command import DEFAULT_CONFIG
 from enforcer.reporting.state import NodeState
 from gres.config.site import Config, ConfigError, load_config
@@ -98,14 +97,9 @@ def top(
     except KeyboardInterrupt:
         return
     shown.history.note(states)
-    form = form_of(as_json, as_parsable)
-    columns = view.columns_of(states)
     rows = [view.cells_of(row, shown.history) for row in view.rows_of(states, shown)]
-    if form == "table":
-        click.echo("\n".join(table(columns, rows, room())))
-    else:
-        lines = [[column.name for column in columns], *rows]
-        show(view.as_json(states, notes, shown), lines, form, 0)
+    form = form_of(as_json, as_parsable)
+    show_columns(view.as_json(states, notes, shown), view.columns_of(states), rows, form)
     if form != "json":
         for note in notes:
             say("top", note)

@@ -11,19 +11,38 @@ from typing import Any
 
 import click
 
+from cli.columns import Column
 from cli.live import grantfiles
 from cli.live import states as live
 from cli.live.grantfiles import Held
 from cli.live.view import gib
-from cli.output import fail, form_of, show, user_name
+from cli.output import fail, form_of, show_columns, user_name
 from cli.report.command import DEFAULT_CONFIG
 from cli.report.text import duration
 from gres.config.site import Config, ConfigError, load_config
 
-JOBS = ("JOBID", "USER", "NODE", "CARD", "CLASS", "SHARE%", "CAP_GIB", "SINCE", "MEMORY")
+JOBS = (
+    Column("JOBID", left=True),
+    Column("USER", 1, left=True, least=8),
+    Column("NODE", 3, left=True),
+    Column("CARD", left=True),
+    Column("CLASS", 1, left=True),
+    Column("SHARE%"),
+    Column("CAP_GIB"),
+    Column("SINCE", 2),
+    Column("MEMORY", 3),
+)
 CARDS = (
-    *("NODE", "CARD", "MODEL", "USE", "ONLINE%", "OFFLINE%", "JOBS", "GRANTED_GIB", "USABLE_GIB"),
-    "RECLAIMABLE_GIB",
+    Column("NODE", 2, left=True),
+    Column("CARD", left=True),
+    Column("MODEL", 3, left=True),
+    Column("USE", left=True),
+    Column("ONLINE%", 1),
+    Column("OFFLINE%", 1),
+    Column("JOBS", 2),
+    Column("GRANTED_GIB"),
+    Column("USABLE_GIB"),
+    Column("RECLAIMABLE_GIB", 4),
 )
 
 
@@ -132,8 +151,7 @@ def jobs(config: str, node: str | None, as_json: bool, as_parsable: bool) -> Non
     )
     held = [h for h in held if h.state != "refused"]
     body = {"jobs": [asdict(h) | {"user": user_name(h.uid)} for h in held]}
-    lines = [list(JOBS), *job_rows(held, time.time())]
-    show(body, lines, form_of(as_json, as_parsable), left=5)
+    show_columns(body, JOBS, job_rows(held, time.time()), form_of(as_json, as_parsable))
 
 
 @click.command()
@@ -142,6 +160,4 @@ def cards(config: str, node: str | None, as_json: bool, as_parsable: bool) -> No
     """Show this node's cards and how much of each is granted."""
     loaded, names = _nodes("cards", config, node)
     bodies = card_bodies(loaded, names)
-    show(
-        {"cards": bodies}, [list(CARDS), *card_rows(bodies)], form_of(as_json, as_parsable), left=4
-    )
+    show_columns({"cards": bodies}, CARDS, card_rows(bodies), form_of(as_json, as_parsable))
