@@ -88,9 +88,7 @@ class GresGroup:
         """Value of Gres= on the NodeName line."""
         cards = len(self.cards)
         counts = "".join(f",qgpu:{name}:{count}" for name, count in self.counts.items())
-        return (
-            f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},vram:{self.mem}"
-        )
+        return f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},vram:{self.mem}"
 
 
 def _group(config: Config, group: NodeGroup, names: str, node: str) -> GresGroup:

@@ -153,9 +153,7 @@ def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
     if share > 100:
         raise _NativeError(f"Slurm allocated {share} of qgpu of one card to it; the limit is 100")
     if mem % MIB:
-        raise _NativeError(
-            f"Slurm allocated {mem} bytes of vram to it, which is no number of MiB"
-        )
+        raise _NativeError(f"Slurm allocated {mem} bytes of vram to it, which is no number of MiB")
     # Slurm counts no host memory of ours. A false word here only lets the job's memory be taken.
     host, cpus = (said.host, said.cpus) if said is not None else (None, None)
     return Tag(job_class, share, mem // MIB, cards, host=host, cpus=cpus)

@@ -322,9 +322,7 @@ def test_what_is_accepted_is_within_the_limits_and_booked(name: str, job: Submis
     tag = parse_tag(found.tag or "")
     if tag is None or tag.job_class is None:
         return
-    own = re.match(
-        r"qgpu:(\w+):(\d+),shard:(?:(\w+):)?(\d+),vram:(\d+)M(,|$)", found.gres or ""
-    )
+    own = re.match(r"qgpu:(\w+):(\d+),shard:(?:(\w+):)?(\d+),vram:(\d+)M(,|$)", found.gres or "")
     assert own is not None
     assert (own[1], int(own[2]), int(own[5])) == (tag.job_class, tag.share, tag.mem)
     usable = t.models[own[3]].usable if own[3] else t.smallest

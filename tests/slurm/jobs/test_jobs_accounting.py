@@ -73,9 +73,7 @@ def test_busy_time_is_that_of_the_kernels(live: Live) -> None:
 def test_preemptions_and_denials_are_counted(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.3", "--idle", "0.4", "--length", "1.6")
-    offline = live.submit(
-        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,vram:4G", *node
-    )
+    offline = live.submit(work("--length", "600"), "--qos=offline", "--gres=qgpu:50,vram:4G", *node)
     live.wait_state(offline, "RUNNING")
     online = live.submit(
         f"{work(*duty)}; {work('--memory', '5G')}",
@@ -293,9 +291,7 @@ def test_private_data_hides_the_jobs_of_others(live: Live) -> None:
 def test_harvest_is_what_offline_did_beside_online(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.2", "--idle", "0.6", "--length", "3")
-    offline = live.submit(
-        work("--length", "600"), "--qos=offline", "--gres=qgpu:50,vram:4G", *node
-    )
+    offline = live.submit(work("--length", "600"), "--qos=offline", "--gres=qgpu:50,vram:4G", *node)
     live.wait_state(offline, "RUNNING")
     online = live.submit(work(*duty), "--qos=online", "--gres=qgpu:50,vram:4G", *node)
     live.finish(online)

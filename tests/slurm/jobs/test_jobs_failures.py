@@ -86,9 +86,7 @@ def test_a_suspended_job_delays_no_other_and_continues(live: Live) -> None:
     live.until(lambda: online in live.grants(), 20, "the online job")
     live.ask("scontrol", "suspend", str(online))
     live.wait_state(online, "SUSPENDED")
-    offline = live.submit(
-        work("--length", "1"), "--qos=offline", "--gres=qgpu:40,vram:4G", *node
-    )
+    offline = live.submit(work("--length", "1"), "--qos=offline", "--gres=qgpu:40,vram:4G", *node)
     live.until(lambda: offline in live.grants(), 20, "the offline job")
     assert live.place(offline) == live.place(online)
     live.finish(offline, seconds=30)

@@ -128,9 +128,7 @@ def test_a_users_mistake_drains_nothing(live: Live, user: str | None) -> None:
         'os.close(int(os.environ["QGPU_GRANT_FD"]))\'',
     )
     jobs = [live.submit(script, "--gres=qgpu:10,vram:1G") for script in scripts]
-    jobs.append(
-        live.submit("true", "--gres=qgpu:10,vram:1G", "--export=LD_PRELOAD=/nowhere.so")
-    )
+    jobs.append(live.submit("true", "--gres=qgpu:10,vram:1G", "--export=LD_PRELOAD=/nowhere.so"))
     jobs.append(live.submit("true", "--gres=qgpu:10", "--chdir=/root"))
     # A tag that a started job's owner (or an admin) writes over stays ours.
     other = start(live, NAP)

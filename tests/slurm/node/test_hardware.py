@@ -105,9 +105,7 @@ def test_off_by_a_live_change_leaves_kernels_alone(hardware: Live) -> None:
     try:
         shown = live.ask("qgpu", "card", "show", str(card), "--node", node)
         assert "hardware preemption: off because qgpu card set says off" in shown
-        online = live.submit(
-            ONLINE, "--gres=qgpu:30,vram:1G", "--qos=online", f"--nodelist={node}"
-        )
+        online = live.submit(ONLINE, "--gres=qgpu:30,vram:1G", "--qos=online", f"--nodelist={node}")
         assert live.place(online) == (node, card)
         live.finish(online)
         found = tenant(live, node, job)

@@ -103,9 +103,7 @@ def test_every_way_past_the_shim(live: Live, place: Path, injection: str) -> Non
     script = _script(live, place)
     jobs = [
         live.submit(script, "--gres=qgpu:30,vram:4G"),
-        live.submit(
-            f"cat > task.sh <<'E'\n{script}\nE\nsrun sh task.sh", "--gres=qgpu:30,vram:4G"
-        ),
+        live.submit(f"cat > task.sh <<'E'\n{script}\nE\nsrun sh task.sh", "--gres=qgpu:30,vram:4G"),
     ]
     for text in live.finish(*jobs):
         got = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
@@ -149,9 +147,7 @@ def test_a_grant_of_another_own_job_gives_nothing(live: Live, place: Path, injec
     """
     node = live.nodes[0]
     (place / "other.pid").unlink(missing_ok=True)
-    more = live.submit(
-        "echo $$ > other.pid; exec sleep 600", "--gres=qgpu:20,vram:8G", f"-w{node}"
-    )
+    more = live.submit("echo $$ > other.pid; exec sleep 600", "--gres=qgpu:20,vram:8G", f"-w{node}")
     whole = live.submit("exec sleep 600", "--gres=gpu:1", f"-w{node}")
     assert live.grant(whole).state == "whole"
     run_dir = live.sandbox.layout.node(node).run_dir

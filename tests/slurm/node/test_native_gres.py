@@ -191,9 +191,7 @@ FORGERIES = (
         None,
         "class of its qgpu is 'none'",
     ),
-    Forgery(
-        "qgpu:offline:9,qgpu:online:9,shard:9,vram:8G", "", None, "must be online or offline"
-    ),
+    Forgery("qgpu:offline:9,qgpu:online:9,shard:9,vram:8G", "", None, "must be online or offline"),
 )
 
 

@@ -55,9 +55,7 @@ def test_a_bad_size_is_refused_by_the_client(live: Live, client: str, value: str
         user="alice",
     )
     assert done.returncode != 0
-    assert (
-        f"qgpu: --vram={value} is refused: write a whole number with M, G or T" in done.stderr
-    )
+    assert f"qgpu: --vram={value} is refused: write a whole number with M, G or T" in done.stderr
 
 
 @pytest.mark.parametrize(

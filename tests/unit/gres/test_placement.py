@@ -82,8 +82,7 @@ def test_plan_knows_several_cards(tmp_path: Path, words: tuple[str, ...]) -> Non
     found = json.loads(out)
     assert status == 0
     assert (
-        found["gres"] == "qgpu:online:60,vram:8192M"
-        and found["tres_per_task"] == "gres/shard:30"
+        found["gres"] == "qgpu:online:60,vram:8192M" and found["tres_per_task"] == "gres/shard:30"
     )
     assert (found["cards_per_node"], found["tasks_per_node"], found["shards"]) == (2, 2, 30)
     assert found["tag"] == "qgpu/1 class=online share=30 mem=4096 cards=2"

@@ -47,9 +47,7 @@ def _tag(written: dict[str, Any]) -> str:
 def test_memory_ends_in_the_native_request(single: Slurm, name: str) -> None:
     option = _submit(single, "gres:qgpu:30", (f"{name}=4G", "OTHER=1", "=", ""))[0]
     assert (
-        option
-        == _submit(single, "gres:qgpu:30,vram:4G")[0]
-        != _submit(single, "gres:qgpu:30")[0]
+        option == _submit(single, "gres:qgpu:30,vram:4G")[0] != _submit(single, "gres:qgpu:30")[0]
     )
 
 
@@ -68,9 +66,7 @@ def test_one_card_is_one_task(several: Slurm) -> None:
 
 
 def test_two_cards_are_two_tasks_and_count_twice(several: Slurm) -> None:
-    two, _ = _submit(
-        several, "gres:qgpu:h200:30,vram:4G,fast:1", ("QGPU_CARDS=2",), bitflags=FLAG
-    )
+    two, _ = _submit(several, "gres:qgpu:h200:30,vram:4G,fast:1", ("QGPU_CARDS=2",), bitflags=FLAG)
     assert two["gres"] == "qgpu:online:60,vram:8192M,fast:1"
     assert two["tres_per_task"] == "gres/shard:h200:30"
     assert (two["num_tasks"], two["ntasks_per_node"], two["bitflags"]) == (2, 2, FLAG)
