@@ -91,7 +91,7 @@ def _calls(known: Known, script: str, client: str) -> list[list[str]]:
             words = shlex.split(line, comments=True)
         except ValueError:
             words = line.split()
-        if client in words:
+        if client in words and words[0] not in ("[", "test"):
             found.append(words[words.index(client) :])
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,14 @@ def test_missing_native_parts_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         files.check_products()
     assert "bin/qgpu-arbiter" in str(refused.value) and "run: make native" in str(refused.value)
     assert "qgpu-hook" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog"])
+def test_a_node_without_qgpu_is_only_drained_by_jobs_with_a_card(tmp_path: Path, name: str) -> None:
+    """Prolog= is the whole cluster's; here the client is missing, as on a node without qgpu."""
+    script = written(tmp_path, "v1").etc / name
+    statuses = [
+        subprocess.run([script], env=env, stderr=subprocess.DEVNULL).returncode
+        for env in ({}, {"SLURM_JOB_GPUS": "0"})
+    ]
+    assert statuses == [0, 127]
