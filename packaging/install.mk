@@ -147,7 +147,8 @@ install-qgpu:
 	$(call fill,755,packaging/launchers/qgpu.in,$(BINDIR)/qgpu)
 	$(call put,755,$(BUILD)/bin/qgpu-simulate,$(LIBEXECDIR)/qgpu)
 	$(call put,644,$(LUA_COMMON),$(DATADIR)/qgpu/lua)
-	$(call put,644,configs/examples/qgpu.yaml configs/examples/simulate.yaml,$(DATADIR)/qgpu/examples)
+	$(call put,644,configs/examples/qgpu.yaml configs/examples/simulate.yaml \
+	  packaging/ondemand/qgpu_cards.rb,$(DATADIR)/qgpu/examples)
 	$(call fill,644,docs/man/qgpu.1,$(MANDIR)/man1/qgpu.1)
 	$(call fill,644,docs/man/qgpu.yaml.5,$(MANDIR)/man5/qgpu.yaml.5)
 	$(call put,644,$(BUILD)/product/_qgpu,$(ZSHDIR))

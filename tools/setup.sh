@@ -12,8 +12,9 @@ packages=(
     slurm-wlm slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins
     slurm-wlm-mysql-plugin libslurm-dev libpam0g-dev munge mariadb-server mariadb-client lua5.4
     gcc make libc6-dev python3 python3-venv valgrind dpkg-dev pkgconf
-    # The tests: a browser for the report page, promtool, containers in jobs, and screens.
-    chromium-headless-shell prometheus podman runc tmux
+    # The tests: a browser for the report page, promtool, containers in jobs, screens, and the
+    # language of Open OnDemand.
+    chromium-headless-shell prometheus podman runc tmux ruby
 )
 
 missing_packages() {
