@@ -27,9 +27,10 @@ def sentence(finding: Finding, action: str) -> str:
     done = {"stop": " It was stopped.", "kill": " It was killed."}.get(action, "")
     return (
         f"qgpu: process {finding.pid} of this job uses card {finding.uuid} without qgpu's library,"
-        f" so without the job's limits, and its use is not in qgpu report.{done} If the job began with"
-        " an LD_PRELOAD, put that in front of your own. If it began without, the program opened a copy"
-        " of the driver, such as cuda-compat's: set LD_LIBRARY_PATH before srun starts the program."
+        f" so without the job's limits, and its use is not in qgpu report.{done} If the job began"
+        " with an LD_PRELOAD, put that in front of your own. If it began without, the program"
+        " opened a copy of the driver, such as cuda-compat's: set LD_LIBRARY_PATH before srun"
+        " starts it."
     )
 
 

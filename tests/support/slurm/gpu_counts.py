@@ -1,5 +1,5 @@
-"""How the tools that sites run count GPUs in Slurm's words. Their patterns stand here as facts, with
-their source; none of their code does.
+"""How the tools that sites run count GPUs in Slurm's words. Their patterns stand here as facts,
+with their source; none of their code does.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def ondemand(words: list[str], tmp_path: Path, release: str = "0.31.1") -> list[
 
 
 def xdmod(words: str) -> int:
-    """ubccr/xdmod, classes/Xdmod/SlurmResourceParser.php: the first that is gres/gpu, typed or not."""
+    """ubccr/xdmod, classes/Xdmod/SlurmResourceParser.php: the first gres/gpu, typed or not."""
     for name, _, count in (entry.partition("=") for entry in words.split(",")):
         if name == "gres/gpu" or name.startswith("gres/gpu:"):
             return int(count)
