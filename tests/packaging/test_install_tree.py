@@ -40,6 +40,7 @@ FILES = {
         "usr/share/qgpu/lua/qgpu_cli_filter.lua",
         "usr/share/qgpu/lua/qgpu_text.lua",
         "usr/share/qgpu/examples/qgpu.yaml",
+        "usr/share/qgpu/examples/qgpu_cards.rb",
         "usr/share/man/man1/qgpu.1",
         "usr/share/man/man5/qgpu.yaml.5",
         "usr/share/bash-completion/completions/qgpu",

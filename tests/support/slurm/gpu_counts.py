@@ -97,7 +97,7 @@ def by_entry(words: str) -> int:
 
 BY_TRES = {
     "XDMoD": xdmod,
-    # PrincetonUniversity/jobstats (jobstats.py) and job_defense_shield (utils.py, gpus_per_job)
+    # PrincetonUniversity/jobstats, and gpus_per_job of PrincetonUniversity/job_defense_shield
     "jobstats": first(r"gres/gpu=(\d+)"),
     # SckyzO/slurm_exporter, internal/collector/accounts.go, tresGPURe
     "slurm_exporter": first(r"gres[:/]gpu[^,\s]*[:/=](\d+)"),
