@@ -45,7 +45,10 @@ class Pyslurm:
         chosen = {"users": window.users, "accounts": window.accounts, "qos": window.qos}
         limits = {name: list(values) for name, values in chosen.items() if values}
         return self._load(
-            start_time=window.since, end_time=window.until, truncate_time=True, **limits
+            start_time=window.since,
+            end_time=window.until,
+            truncate_time=not window.listed,
+            **limits,
         )
 
     def _load(self, **conditions: Any) -> list[SacctJob]:

@@ -1,7 +1,7 @@
 """Reads Slurm's accounting by `sacct`.
 
 The fields are the same in 22.05, 24.11 and 26.05. The fields that are counted hold no text of a
-user; names come by a call of their own, for jobs that are asked for by number.
+user; names come by a call of their own, for jobs that are listed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ FIELDS = (
     "End",
 )
 NAMES = ("JobIDRaw", "JobName")
+DETAILS = ("JobIDRaw", "TotalCPU", "TRESUsageInTot", "ReqTRES")
+PER_CALL = 1000  # jobs of one call: the kernel takes 128 KiB in one word, slurmdbd a long query
 
 
 class SacctJob(NamedTuple):
@@ -56,21 +58,20 @@ class SacctJob(NamedTuple):
     name: str = ""
 
 
-def is_job_id(text: str) -> bool:
-    """Whether sacct takes the text as a job: 12, an array task 12_3 or a part of a heterogeneous
-    job 12+1.
+class Detail(NamedTuple):
+    """What a job's steps used of the host, and the TRES that it asked for.
+
+    None: not measured. `mem_peak` is of the step that held most, over all its tasks.
     """
-    return re.fullmatch(r"[0-9]{1,10}(?:[_+][0-9]{1,7})?", text) is not None
 
-
-def _by_number(columns: Columns, job_ids: Sequence[str]) -> list[str]:
-    """The sacct call for these jobs: one record per allocation, no steps."""
-    return ["sacct", "-X", *columns.sacct, "-j", ",".join(job_ids)]
+    cpu_s: float | None = None
+    mem_peak: int | None = None
+    asked: Mapping[str, str] = MappingProxyType({})
 
 
 class Window(NamedTuple):
     """Jobs that ran at any time from `since` to `until` (seconds of CLOCK_REALTIME); empty means
-    all.
+    all. `listed`: with their names, and with their whole times instead of the part inside.
     """
 
     since: int
@@ -78,15 +79,38 @@ class Window(NamedTuple):
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
+    listed: bool = False
 
 
-def _in_window(columns: Columns, window: Window) -> list[str]:
-    """The sacct call for a window; -T makes Slurm cut times at its edges, as sreport does."""
-    times = ["-S", _local(window.since), "-E", _local(window.until)]
-    words = ["sacct", "-X", *columns.sacct, "-a", "-T", *times]
-    for flag, values in (("-u", window.users), ("-A", window.accounts), ("-q", window.qos)):
+Which = Sequence[str] | Window  # jobs by number, or those of a window
+
+
+def _calls(which: Which) -> Iterator[list[str]]:
+    """What chooses the jobs in each call; -T makes Slurm cut times at a window's edges, as sreport
+    does.
+    """
+    if not isinstance(which, Window):
+        for start in range(0, len(which), PER_CALL):
+            yield ["-j", ",".join(which[start : start + PER_CALL])]
+        return
+    times = ["-S", _local(which.since), "-E", _local(which.until)]
+    words = ["-a", *([] if which.listed else ["-T"]), *times]
+    for flag, values in (("-u", which.users), ("-A", which.accounts), ("-q", which.qos)):
         words += [flag, ",".join(values)] if values else []
-    return words
+    yield words
+
+
+def _read(
+    names: Sequence[str], which: Which, runner: Runner | None, *options: str
+) -> Iterator[list[list[str]]]:
+    """The records of each call. Without -X also of steps.
+
+    Two calls may name the same job, since an array's number stands for all its tasks.
+    """
+    for words in _calls(which):
+        columns = Columns.of(*names)
+        answer = (runner or records.run)(["sacct", *options, *columns.sacct, *words])
+        yield columns.read(answer, "sacct")
 
 
 def _local(seconds: int) -> str:
@@ -94,28 +118,52 @@ def _local(seconds: int) -> str:
 
 
 def jobs_between(window: Window, runner: Runner | None = None) -> list[SacctJob]:
-    """The jobs of a window without names, in sacct's order. Raises SlurmError."""
-    columns = Columns.of(*FIELDS)
-    return _read(columns, (runner or records.run)(_in_window(columns, window)))
+    """The jobs of a window, in sacct's order. Raises SlurmError."""
+    found = [_job(record) for part in _read(FIELDS, window, runner, "-X") for record in part]
+    return _named(found, window, runner) if window.listed else found
 
 
 def jobs(job_ids: Sequence[str], runner: Runner | None = None) -> list[SacctJob]:
     """The jobs of these that sacct has, in its order. Raises SlurmError."""
-    if not job_ids:
-        return []
-    runner = runner or records.run
-    columns = Columns.of(*FIELDS)
-    found = _read(columns, runner(_by_number(columns, job_ids)))
-    columns = Columns.of(*NAMES)
-    answer = runner(_by_number(columns, job_ids)) if found else ""
-    named = unique(columns.read(answer, "sacct"))
+    parts = _read(FIELDS, job_ids, runner, "-X")
+    found = {job.raw_id: job for part in parts for job in map(_job, part)}
+    return _named(list(found.values()), job_ids, runner)
+
+
+def _named(found: list[SacctJob], which: Which, runner: Runner | None) -> list[SacctJob]:
+    """The jobs with their names."""
+    named: dict[int, Sequence[str]] = {}
+    for part in _read(NAMES, which if found else (), runner, "-X"):
+        named |= unique(part)
     return [
         job._replace(name=named[job.raw_id][1]) if job.raw_id in named else job for job in found
     ]
 
 
-def _read(columns: Columns, text: str) -> list[SacctJob]:
-    return [_job(record) for record in columns.read(text, "sacct")]
+def details(which: Which, runner: Runner | None = None) -> dict[int, Detail]:
+    """Details of each job that sacct has, from its steps. Raises SlurmError."""
+    found: dict[int, Detail] = {}
+    for part in _read(DETAILS, which, runner):
+        found |= _details(part)
+    return found
+
+
+def _details(part: Iterable[Sequence[str]]) -> dict[int, Detail]:
+    """A step that Slurm did not sample (JobAcctGatherType none) or that still runs adds nothing."""
+    found: dict[int, Detail] = {}
+    for step, cpu, usage, asked in part:
+        job = whole(step.partition(".")[0].partition("+")[0])
+        if job is None:
+            continue
+        known = found.get(job, Detail())
+        if "." not in step:
+            found[job] = known._replace(asked=parse_tres(asked))
+        elif usage:
+            # No process takes no time and no memory: 0 means that nothing was seen of it.
+            seconds = (known.cpu_s or 0) + (parse_cpu(cpu) or 0)
+            held = max(known.mem_peak or 0, parse_memory(parse_tres(usage).get("mem", "")) or 0)
+            found[job] = known._replace(cpu_s=seconds or None, mem_peak=held or None)
+    return found
 
 
 def _job(record: Sequence[str]) -> SacctJob:
@@ -147,6 +195,21 @@ def parse_elapsed(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def parse_cpu(text: str) -> float | None:
+    """Seconds of [DD-[HH:]]MM:SS[.mmm], as sacct writes times of the processor; else None."""
+    match = re.fullmatch(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+(?:\.[0-9]+)?)", text)
+    if match is None:
+        return None
+    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
+    return ((days * 24 + hours) * 60 + minutes) * 60 + float(match[4])
+
+
+def parse_memory(text: str) -> int | None:
+    """Bytes of 317848K, 1.5G or 4096, as sacct writes memory; else None."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)", text)
+    return None if match is None else int(float(match[1]) * 1024 ** "_KMGTP".index(match[2] or "_"))
 
 
 @functools.lru_cache(maxsize=4096)

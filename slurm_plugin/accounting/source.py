@@ -31,7 +31,7 @@ class Accounting(Protocol):
         ...
 
     def between(self, window: Window) -> list[SacctJob]:
-        """Jobs that ran in a window, their times cut at its edges."""
+        """Jobs that ran in a window; their times are cut at its edges unless they are listed."""
         ...
 
 

@@ -46,17 +46,18 @@ def recorded(text: str) -> list[dict[str, str]]:
 
 
 def sacct(rows: Sequence[Row]) -> Callable[[Sequence[str]], str]:
-    """A sacct that has these jobs."""
+    """A sacct that has these jobs; rows of steps are left out by -X."""
 
     def run(command: Sequence[str]) -> str:
+        found = [row for row in rows if "-X" not in command or "." not in row["JobIDRaw"]]
         if "-j" not in command:
-            return answer(command, rows)
+            return answer(command, found)
         asked = set(command[command.index("-j") + 1].split(","))
-        return answer(command, [row for row in rows if asked & _numbers(row)])
+        return answer(command, [row for row in found if asked & _numbers(row)])
 
     return run
 
 
 def _numbers(row: Row) -> set[str]:
     job = row.get("JobID", row["JobIDRaw"])
-    return {row["JobIDRaw"], job, job.split("_")[0]}
+    return {row["JobIDRaw"].split(".")[0], job, job.split("_")[0]}

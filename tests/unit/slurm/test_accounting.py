@@ -4,7 +4,7 @@ taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from records_support import recorded
 from records_support import sacct as fake_sacct
 
 from slurm_plugin import records
+from slurm_plugin.accounting import sacct
 from slurm_plugin.accounting import source as accounting
 from slurm_plugin.accounting.pyslurm import Pyslurm, fits, job_of
 from slurm_plugin.accounting.sacct import SacctJob, Window
@@ -214,6 +215,50 @@ def test_a_window_asks_slurmdbd_for_what_sacct_would() -> None:
     found = module()
     Pyslurm(found).between(Window(5, 9, users=("alice",), accounts=("a", "b"), qos=("online",)))
     assert found.db.asked == [Filter(None, 5, 9, ["alice"], ["a", "b"], ["online"], True)]
+
+
+# Recorded on 24.11 (the figures of job 1 are the same on 22.05), but for what the names say.
+STEPS = """JobIDRaw|TotalCPU|TRESUsageInTot|ReqTRES
+1|00:02.242||billing=2,cpu=2,gres/qgpu:online=30,gres/qgpu=30,mem=1G,node=1
+1.batch|00:02.240|cpu=00:00:01,energy=0,fs/disk=161973,mem=318164K,pages=0,vmem=814316K|
+1.extern|00:00.001|cpu=00:00:00,energy=0,fs/disk=4148,mem=1812K,pages=0,vmem=420816K|
+7|00:00.009||cpu=1
+7.batch|00:00:00||
+8|00:00:00||cpu=1
+8.batch|00:00:00|cpu=00:00:00,energy=0,mem=0,vmem=4K|
+9|2-01:00:00.500||cpu=64
+9.0|1-00:00:00|mem=1.5G|
+9.1|1-01:00:00.500|mem=2048|
+"""
+
+
+def test_what_steps_used_of_the_host() -> None:
+    found = sacct.details(Window(0, 9, listed=True), fake_sacct(recorded(STEPS)))
+    assert [(job, detail.cpu_s, detail.mem_peak) for job, detail in found.items()] == [
+        (1, pytest.approx(2.241), 318164 << 10),
+        (7, None, None),
+        (8, None, None),
+        (9, 176400.5, 3 << 29),
+    ]
+    assert found[1].asked["gres/qgpu:online"] == "30"
+
+
+def test_many_jobs_take_several_calls_and_none_counts_twice() -> None:
+    asked: list[int] = []
+    answers = fake_sacct(
+        [{"JobIDRaw": str(n), "JobID": f"1_{n}", "JobName": f"n{n}"} for n in (1, 8)]
+    )
+
+    def run(command: Sequence[str]) -> str:
+        words = command[command.index("-j") + 1]
+        asked.append(words.count(",") + 1)
+        assert len(words) < 128 << 10
+        return answers(command)
+
+    ids = ["1", *(str(n) for n in range(2 * 10**9, 2 * 10**9 + 2500)), "1_8"]
+    found = sacct.jobs(ids, run)
+    assert [(job.raw_id, job.name) for job in found] == [(1, "n1"), (8, "n8")]
+    assert asked == [1000, 1000, 502] * 2
 
 
 @pytest.mark.parametrize(
