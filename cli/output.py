@@ -1,10 +1,12 @@
-"""What all reading commands share: rows as a table, as lines for scripts, as JSON; names of users;
-ways to fail.
+"""What all reading commands share: rows as a table, as lines for scripts, as CSV, as JSON; names of
+users; ways to fail.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import json
 import os
 import pwd
@@ -46,12 +48,22 @@ def parsable(lines: Sequence[Sequence[str]]) -> list[str]:
     return ["|".join(printable(text).replace("|", " ") for text in line) for line in lines]
 
 
+def as_csv(lines: Sequence[Sequence[str]]) -> str:
+    """A record per line (RFC 4180, but with the newlines of here); not measured is empty."""
+    out = io.StringIO()
+    shown = ([printable(text) if text != "-" else "" for text in line] for line in lines)
+    csv.writer(out, lineterminator="\n").writerows(shown)
+    return out.getvalue()
+
+
 def show(body: Mapping[str, object], lines: Sequence[Sequence[str]], form: str, left: int) -> None:
-    """Print a body in the asked form (json, parsable or table)."""
+    """Print a body in the asked form (json, parsable, csv or table)."""
     if form == "json":
         click.echo(json.dumps({"version": 1, **body}, indent=1))
     elif form == "parsable":
         click.echo("\n".join(parsable(lines)))
+    elif form == "csv":
+        click.echo(as_csv(lines), nl=False)
     else:
         click.echo("\n".join(aligned(lines, left)))
 
@@ -66,9 +78,9 @@ def show_columns(
         show(body, [[column.name for column in columns], *rows], form, 0)
 
 
-def form_of(as_json: bool, as_parsable: bool) -> str:
-    """The form that two flags ask for."""
-    return "json" if as_json else "parsable" if as_parsable else "table"
+def form_of(as_json: bool, as_parsable: bool, as_csv: bool = False) -> str:
+    """The form that the flags ask for."""
+    return "json" if as_json else "parsable" if as_parsable else "csv" if as_csv else "table"
 
 
 @functools.lru_cache(maxsize=4096)

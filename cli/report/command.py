@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 import click
 
 from cli.jobs import extensions
-from cli.output import aligned, fail, form_of, say, show, user_name
+from cli.output import aligned, fail, form_of, room, say, show, show_columns, user_name
 from cli.report import cards as report_cards
 from cli.report import groups as report_groups
-from cli.report import ledgers
+from cli.report import ids as report_ids
+from cli.report import ledgers, text
 from cli.report.advice import advice
 from cli.report.ledgers import Found, Place, Question
 from cli.report.model import JobReport, build
-from cli.report.text import lines
 from gres.config.site import ConfigError, load_config
 from gres.grant.store import RUN_BASE
 from gres.paths import PATHS
@@ -32,14 +33,17 @@ from slurm_plugin.records import SlurmError
 
 DEFAULT_CONFIG = PATHS.config_file
 DEFAULT_SINCE = "1d"
-LEFT = 5
+SHOWN = 10  # jobs that one line names; the others are counted
+DETAILED_JOBS = 200  # jobs whose histograms of latency JSON has: each costs a question to a qgpud
+SHEET_CARDS = 3  # cards of one job that fit side by side into 80 places
+FOREVER_NS = 1 << 62
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The command line."""
+    """The command line. `jobs`: each word with the jobs that it names."""
 
-    job_ids: tuple[str, ...] = ()
+    jobs: dict[str, tuple[str, ...]]
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
@@ -51,8 +55,46 @@ class Asked:
 
     @property
     def windowed(self) -> bool:
-        """Whether it asks for groups in a window rather than for jobs by number."""
+        """Whether it asks for a window rather than for jobs by number."""
         return bool(self.users or self.accounts or self.qos or self.since or self.until or self.by)
+
+    @property
+    def whose(self) -> tuple[str, ...]:
+        """Users whose jobs are listed: as sacct does it, one's own, and of root's those of all."""
+        filtered = self.users or self.accounts or self.qos or self.by
+        return self.users if filtered or os.geteuid() == 0 else (user_name(os.geteuid()),)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Jobs with all that is known of them."""
+
+    jobs: list[sacct.SacctJob]
+    reports: list[JobReport]
+    found: Found
+    notes: list[str]
+
+    def with_cards(self) -> Read:
+        """Those that had a card, or wait for one."""
+        kept = [report for report in self.reports if report.cards or report.grants]
+        ids = {report.raw_id for report in kept}
+        return replace(self, jobs=[j for j in self.jobs if j.raw_id in ids], reports=kept)
+
+    @property
+    def body(self) -> list[dict[str, object]]:
+        """The jobs as JSON."""
+        return [job.as_json() | {"advice": advice(job)} for job in self.reports]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """A window by group, with the cards' use."""
+
+    by: str
+    groups: list[report_groups.Group]
+    total: report_groups.Group
+    cards: list[report_cards.CardUse]
+    problems: list[str]
 
 
 def moment(text: str, now: float) -> int:
@@ -76,19 +118,11 @@ def moment(text: str, now: float) -> int:
 
 def check(asked: Asked) -> None:
     """Refuse what cannot be meant; nothing of it reaches sacct."""
-    if asked.job_ids and asked.windowed:
+    if asked.jobs and asked.windowed:
         fail(
             "report",
             "give job ids, or a window with --user, --account, --qos, --since, --until; not both",
         )
-    if not asked.job_ids and not asked.windowed:
-        fail("report", "give job ids, or for example --since 7d for totals")
-    for text in asked.job_ids:
-        if not sacct.is_job_id(text) and not run_id(text):
-            fail(
-                "report",
-                f"'{text}' is not a job id; write for example 12, or 12_3 for a task of an array",
-            )
     for word in (*asked.users, *asked.accounts, *asked.qos):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?", word):
             fail("report", f"'{word}' is not a name of a user, account or QOS")
@@ -114,13 +148,6 @@ def missing_nodes(jobs: Sequence[JobReport], where: Sequence[Place]) -> list[str
         f"no ledger of {name} here ({absent[name]}): what its cards measured is not in this report"
         for name in sorted(wanted & set(absent))
     ]
-
-
-def unknown_ids(asked: Sequence[str], jobs: Sequence[sacct.SacctJob]) -> list[str]:
-    """The requested ids that sacct did not answer. An array's number stands for all its tasks."""
-    known = {job.job_id for job in jobs} | {str(job.raw_id) for job in jobs}
-    known |= {job.job_id.partition("_")[0].partition("+")[0] for job in jobs}
-    return [text for text in asked if text not in known]
 
 
 def without_slurm(ids: Sequence[int], found: Found) -> list[sacct.SacctJob]:
@@ -149,51 +176,71 @@ def without_slurm(ids: Sequence[int], found: Found) -> list[sacct.SacctJob]:
     return jobs
 
 
-def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None) -> int:
-    """Jobs by number; the exit status."""
-    runs = [number for text in asked.job_ids if (number := run_id(text)) is not None]
-    slurm = [text for text in asked.job_ids if run_id(text) is None]
-    known = accounting.choose().jobs(slurm) if slurm else []
-    ids = [*(job.raw_id for job in known), *runs]
-    detailed = asked.html is not None or asked.form == "json"
-    found = ledgers.read(where, Question(jobs=ids, series=detailed))
-    known += without_slurm(runs, found)
+def read_jobs(
+    jobs: Sequence[sacct.SacctJob],
+    which: sacct.Which,
+    runs: Sequence[int],
+    where: Sequence[Place],
+    given: Path | None,
+    detailed: bool = False,
+) -> Read:
+    """What the ledgers and Slurm's steps know of these jobs. `which` chose them in sacct, `runs`
+    are those of `qgpu run`.
+    """
+    ids = [job.raw_id for job in jobs]
+    found = ledgers.read(where, Question(jobs=[*ids, *runs], series=detailed))
+    known = [*jobs, *without_slurm(runs, found)]
     latencies = {row.usage.key: row.latency for row in found.rows}
     away = {row.usage.key: row.reclaims for row in found.rows}
     done, problems = extensions.known(given)
     usages = [row.usage for row in found.rows]
-    reports = build(known, usages, time.time_ns(), latencies, done, away)
-    notes = found.problems + problems + missing_nodes(reports, where)
+    steps = sacct.details(which) if jobs else {}
+    reports = build(known, usages, time.time_ns(), latencies, done, away, steps)
+    return Read(known, reports, found, found.problems + problems + missing_nodes(reports, where))
+
+
+def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None) -> int:
+    """Jobs by number; the exit status."""
+    ids = list(dict.fromkeys(job for jobs in asked.jobs.values() for job in jobs))
+    runs = [number for text in ids if (number := run_id(text)) is not None]
+    slurm = [text for text in ids if run_id(text) is None]
+    known = accounting.choose().jobs(slurm) if slurm else []
+    detailed = asked.form == "json" and len(ids) <= DETAILED_JOBS
+    read = read_jobs(known, slurm, runs, where, given, detailed)
     if asked.html is not None:
         from cli.report.html import write_jobs
 
-        write_jobs(Path(asked.html), reports, found.rows, where)
-    show_jobs(reports, notes, asked.form)
-    unknown = unknown_ids(asked.job_ids, known)
-    for text in unknown:
-        say("report", f"job {text} is not known to sacct")
-    return 1 if unknown or found.problems else 0
+        write_jobs(Path(asked.html), read.reports, read.found.rows, where)
+    none, some = report_ids.unknown(
+        asked.jobs, [name for job in read.jobs for name in (job.job_id, str(job.raw_id))]
+    )
+    if stepped := report_ids.steps(asked.jobs):
+        some.append(f"use is known by job: {', '.join(stepped[:SHOWN])} shows the whole job")
+    show_jobs(read, [*read.notes, *some], asked.form)
+    for word in none[:SHOWN]:
+        say("report", f"job {word} is not known to sacct")
+    if len(none) > SHOWN:
+        say("report", f"and {len(none) - SHOWN} more are not known to sacct")
+    return 1 if none or read.found.problems else 0
 
 
-def show_jobs(reports: Sequence[JobReport], notes: Sequence[str], form: str) -> None:
+def show_jobs(read: Read, notes: Sequence[str], form: str) -> None:
     """Print in the asked form; notes go to stderr where the form has no place for them."""
-    if form == "json" or reports or form == "parsable":
-        body = {
-            "jobs": [job.as_json() | {"advice": advice(job)} for job in reports],
-            "notes": list(notes),
-        }
-        show(body, lines(reports), form, LEFT)
+    reports = read.reports
     if form == "table":
-        for line in [line for job in reports for line in advice(job)]:
-            click.echo(f"* {line}")
+        small = len(reports) == 1 and len(reports[0].grants) <= SHEET_CARDS
+        shown = text.sheet(reports[0]) if small else text.fitted(reports, True, room())
+        for line in [*(shown if reports else []), *(f"* {a}" for r in reports for a in advice(r))]:
+            click.echo(line)
+    else:
+        show({"jobs": read.body, "notes": list(notes)}, text.lines(reports), form, 0)
     if form != "json":
         for note in notes:
             say("report", note)
 
 
-def report_window(asked: Asked, where: Sequence[Place]) -> int:
-    """Totals of a window; the exit status."""
-    gc.disable()  # nothing of what is read is garbage before the end
+def window_of(asked: Asked) -> tuple[int, int]:
+    """Begin and end in seconds; ends with a sentence where there is no such window."""
     now = time.time()
     try:
         since, until = moment(asked.since or DEFAULT_SINCE, now), moment(asked.until or "now", now)
@@ -201,47 +248,113 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
         fail("report", str(error))
     if since >= until:
         fail("report", "--since is not before --until")
-    window = sacct.Window(since, until, asked.users, asked.accounts, asked.qos)
-    jobs = accounting.choose().between(window)
-    question = Question(
-        since_ns=since * 10**9, until_ns=until * 10**9, series=asked.html is not None
-    )
-    found = ledgers.read(where, question)
-    by = asked.by or "user"
-    grouped, total = report_groups.groups(
-        jobs, found.rows, by, question.since_ns, question.until_ns
-    )
-    cards = report_cards.card_uses(found.rows, question.since_ns, question.until_ns)
-    if asked.html is not None:
+    return since, until
+
+
+def report_window(asked: Asked, where: Sequence[Place], given: Path | None = None) -> int:
+    """A list of the window's jobs, or its totals by group; the exit status."""
+    gc.disable()  # nothing of what is read is garbage before the end
+    bounds = window_of(asked)
+    window = sacct.Window(*bounds, asked.whose, asked.accounts, asked.qos)
+    listed = totals = None
+    if asked.by is None or asked.html is not None:
+        whole = window._replace(listed=True)
+        jobs = accounting.choose().between(whole)
+        listed = read_jobs(jobs, whole, (), where, given).with_cards()
+    if asked.by is not None or not asked.whose:
+        totals = read_totals(asked, window, where)
+    if asked.html is not None and listed is not None:
         from cli.report.html import write_window
 
-        write_window(Path(asked.html), (grouped, total), cards, found.rows, where, (since, until))
-    body = report_groups.body(grouped, total, by, {"since": since, "until": until}) | {
-        "cards": [card.as_json() for card in cards],
-        "notes": found.problems,
-    }
-    table = [list(report_groups.HEADER), *report_groups.rows_of(grouped, total)]
-    show(body, table, asked.form, left=1)
-    if asked.form == "table" and cards:
-        click.echo("\n" + "\n".join(aligned(report_cards.lines(cards), 1)))
-        for line in report_cards.advice(cards):
-            click.echo(f"* {line}")
+        grouped = report_groups.lines(totals.groups, totals.total) if totals else []
+        cards = totals.cards if totals else []
+        page, rows = Path(asked.html), listed.found.rows
+        write_window(page, listed.reports, rows, grouped, cards, where, bounds)
+    times = {"since": bounds[0], "until": bounds[1]}
+    if asked.by is None and listed is not None:
+        notes = show_list(listed, totals, asked.form, times)
+    elif totals is not None:
+        notes = show_totals(totals, asked.form, times)
     if asked.form != "json":
-        for note in found.problems:
+        for note in notes:
             say("report", note)
-    return 1 if found.problems else 0
+    problems = listed.found.problems if listed is not None else notes
+    return 1 if problems else 0
+
+
+def read_totals(asked: Asked, window: sacct.Window, where: Sequence[Place]) -> Totals:
+    """Groups and the cards' use; what reaches over an edge of the window counts with the part
+    inside.
+    """
+    jobs = accounting.choose().between(window)
+    bounds = window.since * 10**9, window.until * 10**9
+    found = ledgers.read(where, Question(since_ns=bounds[0], until_ns=bounds[1]))
+    by = asked.by or "user"
+    grouped, total = report_groups.groups(jobs, found.rows, by, *bounds)
+    cards = report_cards.card_uses(found.rows, *bounds)
+    return Totals(by, grouped, total, cards, found.problems)
+
+
+def show_totals(totals: Totals, form: str, times: Mapping[str, int]) -> list[str]:
+    """Print the groups; notes that are left to say."""
+    _, *rows = report_groups.lines(totals.groups, totals.total)
+    body = report_groups.body(totals.groups, totals.total, totals.by, times)
+    cards = [card.as_json() for card in totals.cards]
+    body |= {"cards": cards, "notes": totals.problems}
+    show_columns(body, report_groups.COLUMNS, rows, form)
+    if form == "table":
+        show_cards(totals.cards)
+    return totals.problems
+
+
+def show_cards(cards: Sequence[report_cards.CardUse]) -> None:
+    """The cards' use below a table."""
+    if cards:
+        click.echo("\n" + "\n".join(aligned(report_cards.lines(cards), 1)))
+    for line in report_cards.advice(cards):
+        click.echo(f"* {line}")
+
+
+def show_list(read: Read, totals: Totals | None, form: str, times: Mapping[str, int]) -> list[str]:
+    """Print one line per job; notes that are left to say."""
+    cards = totals.cards if totals is not None else []
+    _, total = report_groups.groups(read.jobs, read.found.rows, "user", 0, FOREVER_NS)
+    total.jobs = len(read.reports)  # also those that wait
+    if form != "table":
+        more = {"cards": [card.as_json() for card in cards]} if totals is not None else {}
+        body = {**times, "jobs": read.body, "total": total.as_json(), **more, "notes": read.notes}
+        show(body, text.lines(read.reports, by_card=False), form, 0)
+        return read.notes
+    if not read.reports:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(times["since"]))
+        return [f"no job had a card since {since} (--since 30d looks further back)", *read.notes]
+    click.echo("\n".join(text.fitted(read.reports, False, room())))
+    click.echo(total_line(total))
+    if advised := [job.job_id for job in read.reports if advice(job)]:
+        click.echo(f"* what to ask for next time: qgpu report {','.join(advised[-SHOWN:])}")
+    show_cards(cards)
+    return read.notes
+
+
+def total_line(total: report_groups.Group) -> str:
+    """`3 jobs: 1.50 GPU-hours granted, 0.75 used (50.0 % where measured)`."""
+    used = "nothing measured"
+    if total.used_s is not None:
+        used = f"{total.used_s / 3600:.2f} used"
+    if total.efficiency is not None:
+        used += f" ({total.efficiency:.1f} % where measured)"
+    plural = "" if total.jobs == 1 else "s"
+    return f"{total.jobs} job{plural}: {total.granted_s / 3600:.2f} GPU-hours granted, {used}"
 
 
 @click.command()
 @click.argument("job_ids", metavar="[JOBID]...", nargs=-1)
-@click.option("--user", "-u", "users", multiple=True, help="Totals of this user's jobs.")
-@click.option("--account", "-A", "accounts", multiple=True, help="Totals of this account's jobs.")
-@click.option("--qos", "-q", multiple=True, help="Totals of the jobs of this QOS.")
-@click.option("--since", "-S", help="2026-11-21T14:00, or 7d ago. Default with the others: 1d.")
+@click.option("--user", "-u", "users", multiple=True, help="Jobs of this user.")
+@click.option("--account", "-A", "accounts", multiple=True, help="Jobs of this account.")
+@click.option("--qos", "-q", multiple=True, help="Jobs of this QOS.")
+@click.option("--since", "-S", help="2026-11-21T14:00, or 7d ago. Default: 1d.")
 @click.option("--until", "-E", help="As --since. Default: now.")
-@click.option(
-    "--by", type=click.Choice(sorted(report_groups.KEYS)), help="What to group by. Default: user."
-)
+@click.option("--by", type=click.Choice(sorted(report_groups.KEYS)), help="Totals of groups.")
 @click.option(
     "--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml."
 )
@@ -250,9 +363,8 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
 )
 @click.option("--html", metavar="FILE", help="Also write a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help="JSON; null where nothing was measured.")
-@click.option(
-    "--parsable", "as_parsable", is_flag=True, help="One line per card, fields separated by |."
-)
+@click.option("--csv", "as_csv", is_flag=True, help="CSV; empty where nothing was measured.")
+@click.option("--parsable", "as_parsable", is_flag=True, help="Fields separated by |.")
 def report(
     job_ids: tuple[str, ...],
     users: tuple[str, ...],
@@ -265,21 +377,27 @@ def report(
     ledger_files: tuple[str, ...],
     html: str | None,
     as_json: bool,
+    as_csv: bool,
     as_parsable: bool,
 ) -> None:
     """Show what jobs were granted and what they used.
 
-    A job may be 12, an array task 12_3, or an array's number for all its tasks. Without jobs:
-    totals of a window, by user, account, QOS or class.
+    Without jobs: a list of your jobs of the last day, of root everyone's; --by shows totals of
+    groups instead. A job may be 12, 12,13, 12-40, an array task 12_3 or 12_[1-4], or an array's
+    number for all its tasks.
     """
-    form = form_of(as_json, as_parsable)
-    asked = Asked(job_ids, users, accounts, qos, since, until, by, form, html)
+    form = form_of(as_json, as_parsable, as_csv)
+    try:
+        jobs = report_ids.parse(job_ids)
+    except ValueError as error:
+        fail("report", str(error))
+    asked = Asked(jobs, users, accounts, qos, since, until, by, form, html)
     check(asked)
     try:
         loaded = None if ledger_files else load_config(config)
         where = ledgers.places(loaded) if loaded else [Place(path) for path in ledger_files]
         given = extensions.place(loaded) if loaded else None
-        status = report_jobs(asked, where, given) if job_ids else report_window(asked, where)
+        status = (report_jobs if job_ids else report_window)(asked, where, given)
     except (ConfigError, SlurmError, OSError) as error:
         fail("report", str(error))
     sys.exit(status)

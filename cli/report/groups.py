@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+from cli.columns import Column
 from cli.report.ledgers import Row
-from cli.report.model import booked_class
+from cli.report.model import booked_class, granted_cards, whole_cards
 from enforcer.ledger.schema import Point, Usage
 from slurm_plugin.accounting.sacct import SacctJob
 
@@ -19,21 +20,21 @@ KEYS: dict[str, Callable[[SacctJob], str]] = {
     "user": lambda job: job.user,
     "account": lambda job: job.account,
     "qos": lambda job: job.qos,
-    "class": lambda job: booked_class(job) or ("whole" if _whole_cards(job) else "none"),
+    "class": lambda job: booked_class(job.tres) or ("whole" if whole_cards(job.tres) else "none"),
 }
-HEADER = (
-    "GROUP",
-    "JOBS",
-    "MEASURED",
-    "GRANTED_H",
-    "USED_H",
-    "EFF%",
-    "HELD_H",
-    "HARVEST_H",
-    "SUSPENDED_H",
-    "IDLE_H",
-    "DENIED",
-    "PREEMPTED",
+COLUMNS = (
+    Column("GROUP", left=True),
+    Column("JOBS", 1),
+    Column("MEASURED", 6),
+    Column("GRANTED_H", 1),
+    Column("USED_H", 1),
+    Column("EFF%", 2),
+    Column("HELD_H", 8),
+    Column("HARVEST_H", 4),
+    Column("SUSPENDED_H", 3),
+    Column("IDLE_H", 7),
+    Column("DENIED", 5),
+    Column("PREEMPTED", 9),
 )
 
 SUMS = ("used_s", "held_s", "harvest_s", "suspended_s", "idle_s", "denied", "preempted")
@@ -75,23 +76,9 @@ class Group:
         return asdict(self) | {"efficiency": self.efficiency}
 
 
-def granted_cards(job: SacctJob) -> float:
-    """Cards that Slurm booked: shares in percent of a card, whole cards as 1; none if pending."""
-    shares = job.tres.get("gres/qgpu", "0")
-    percent = int(shares) if shares.isdigit() else 0
-    return percent / 100 + _whole_cards(job)
-
-
 def granted_seconds(job: SacctJob) -> float:
     """GPU-seconds that Slurm booked."""
-    return (job.elapsed_s or 0) * granted_cards(job)
-
-
-def _whole_cards(job: SacctJob) -> int:
-    count = job.tres.get("gres/gpu", "0")
-    # Shares of a card are booked as qgpu and shard; gres/gpu beside them would count the card
-    # twice.
-    return int(count) if count.isdigit() and "gres/qgpu" not in job.tres else 0
+    return (job.elapsed_s or 0) * granted_cards(job.tres)
 
 
 def part_of(usage: Usage, points: Sequence[Point] | None, since_ns: int, until_ns: int) -> float:
@@ -129,7 +116,7 @@ def groups(
     for job in jobs:
         granted = granted_seconds(job)
         mine = of_job.get(job.raw_id, [])
-        if granted_cards(job) == 0 and not mine:
+        if granted_cards(job.tres) == 0 and not mine:
             continue
         name = KEYS[by](job)
         _count(found.setdefault(name, Group(name)), granted, mine, since_ns, until_ns)
@@ -175,9 +162,9 @@ def _plus(a: Number | None, b: Number | None) -> Number | None:
     return b if a is None else a if b is None else a + b
 
 
-def rows_of(found: Sequence[Group], total: Group) -> list[list[str]]:
-    """Lines with the total last."""
-    return [_line(group) for group in (*found, total)]
+def lines(found: Sequence[Group], total: Group) -> list[list[str]]:
+    """Header, groups, and the total last."""
+    return [[column.name for column in COLUMNS], *map(_line, (*found, total))]
 
 
 def _line(group: Group) -> list[str]:

@@ -23,6 +23,9 @@ from enforcer.ledger.schema import FILE_NAME, LedgerError, Point, Usage
 from enforcer.reporting.viewclient import SOCK_NAME, ViewError, ask, owner_of
 from gres.config.site import Config
 
+# Jobs of one question to a qgpud, which takes 64 KiB, and sends the series of 50 grants at most.
+JOBS_AT_ONCE, SERIES_AT_ONCE = 2000, 25
+
 
 class Row(NamedTuple):
     """One row of a ledger; `points` and `latency` are None where they were not asked for."""
@@ -148,10 +151,14 @@ def _cut(usage: Usage, question: Question) -> bool:
 
 def _from_view(path: Path, question: Question) -> list[Row]:
     asked: dict[str, Any] = {"ask": "usage", "series": question.series}
-    if question.jobs is not None:
-        asked["jobs"] = list(question.jobs)
-    else:
-        asked |= {"since": question.since_ns, "until": question.until_ns}
+    if question.jobs is None:
+        return _ask(path, asked | {"since": question.since_ns, "until": question.until_ns})
+    size, jobs = SERIES_AT_ONCE if question.series else JOBS_AT_ONCE, list(question.jobs)
+    parts = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    return [row for part in parts for row in _ask(path, asked | {"jobs": part})]
+
+
+def _ask(path: Path, asked: dict[str, Any]) -> list[Row]:
     answer = ask(path, asked)
     if answer.get("cut"):
         raise ViewError(f"qgpud at {path} has too many rows for one answer: ask for a shorter time")

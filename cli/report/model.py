@@ -13,7 +13,7 @@ from enforcer.ledger.reclaims import Reclaim
 from enforcer.ledger.store import Usage
 from gres.grant.extension import Given
 from gres.units import UnitError, parse_size
-from slurm_plugin.accounting.sacct import SacctJob
+from slurm_plugin.accounting.sacct import Detail, SacctJob, parse_memory
 
 GIB = 1 << 30
 # What the driver takes for contexts and modules besides the job's own allocations; more than this
@@ -96,10 +96,32 @@ class JobReport:
     # never handled the job.
     extended_s: int | None = None
     requeued: int | None = None
+    start: int | None = None
+    end: int | None = None
+    cards: float | None = None  # booked, or asked for by a job that waits; 50 % of a card is 0.5
+    gpu_hours: float | None = None  # equivalent: 50 % of a card for two hours is one
+    cpus: int | None = None
+    cpu_s: float | None = None  # of the processors, like the two below; None while it runs
+    host_mem: int | None = None
+    host_mem_peak: int | None = None
+
+    @property
+    def cpu_percent(self) -> float | None:
+        """Time of the processors as percent of what was booked, as seff has it."""
+        booked = (self.cpus or 0) * (self.elapsed_s or 0)
+        return None if self.cpu_s is None or not booked else 100 * self.cpu_s / booked
+
+    @property
+    def host_mem_percent(self) -> float | None:
+        """Peak of the host's memory as percent of what was booked."""
+        if self.host_mem_peak is None or not self.host_mem:
+            return None
+        return 100 * self.host_mem_peak / self.host_mem
 
     def as_json(self) -> dict[str, object]:
         """Plain values for JSON."""
-        return asdict(self)
+        more = {"cpu_percent": self.cpu_percent, "host_mem_percent": self.host_mem_percent}
+        return asdict(self) | more
 
 
 def _seconds(nanoseconds: int | None) -> float | None:
@@ -187,13 +209,18 @@ def build(
     latencies: Latencies | None = None,
     given: Mapping[int, Given] | None = None,
     reclaims: Reclaims | None = None,
+    details: Mapping[int, Detail] | None = None,
 ) -> list[JobReport]:
     """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand."""
     of_job: dict[int, list[Usage]] = {}
     for row in rows:
         of_job.setdefault(row.job_id, []).append(row)
     more = (latencies or {}, reclaims or {})
-    found = [_job(job, of_job.get(job.raw_id, []), now_ns, *more) for job in jobs]
+    seen = details or {}
+    found = [
+        _job(job, of_job.get(job.raw_id, []), now_ns, *more, seen.get(job.raw_id, Detail()))
+        for job in jobs
+    ]
     return [_with_given(job, (given or {}).get(job.raw_id)) for job in found]
 
 
@@ -202,14 +229,21 @@ def _with_given(job: JobReport, given: Given | None) -> JobReport:
 
 
 def _job(
-    job: SacctJob, rows: Sequence[Usage], now_ns: int, latencies: Latencies, reclaims: Reclaims
+    job: SacctJob,
+    rows: Sequence[Usage],
+    now_ns: int,
+    latencies: Latencies,
+    reclaims: Reclaims,
+    detail: Detail,
 ) -> JobReport:
     ordered = sorted(rows, key=lambda r: (r.granted_at, r.node))
     grants = tuple(
         grant_report(row, now_ns, latencies.get(row.key), reclaims.get(row.key, ()))
         for row in ordered
     )
-    booked = booked_class(job)
+    tres = job.tres or detail.asked
+    booked = booked_class(tres)
+    ended = job.end is not None  # Slurm sums up a step when it has ended
     return JobReport(
         job_id=job.job_id,
         raw_id=job.raw_id,
@@ -220,16 +254,42 @@ def _job(
         elapsed_s=job.elapsed_s,
         nodes=job.nodes,
         job_class=grants[-1].job_class if grants else booked,
-        share=grants[-1].share if grants else _count(job.tres, f"gres/qgpu:{booked}"),
-        mem=grants[-1].mem_cap if grants else _size(job.tres.get("gres/vram")),
+        share=grants[-1].share if grants else _count(tres, f"gres/qgpu:{booked}"),
+        mem=grants[-1].mem_cap if grants else _size(tres.get("gres/vram")),
         grants=grants,
         account=job.account,
+        start=job.start,
+        end=job.end,
+        cards=granted_cards(tres) or None,
+        gpu_hours=_gpu_hours(job, grants),
+        cpus=_count(tres, "cpu"),
+        cpu_s=detail.cpu_s if ended else None,
+        host_mem=parse_memory(tres.get("mem", "")) or None,
+        host_mem_peak=detail.mem_peak if ended else None,
     )
 
 
-def booked_class(job: SacctJob) -> str | None:
-    """The class that Slurm booked the job under, from its TRES."""
-    return next((name for name in ("online", "offline") if f"gres/qgpu:{name}" in job.tres), None)
+def _gpu_hours(job: SacctJob, grants: Sequence[GrantReport]) -> float | None:
+    """What Slurm booked; where it booked no cards by name, what the nodes granted."""
+    cards = granted_cards(job.tres)
+    if cards:
+        return cards * (job.elapsed_s or 0) / 3600
+    return sum(grant.share * grant.granted_s for grant in grants) / 360_000 if grants else None
+
+
+def granted_cards(tres: Mapping[str, str]) -> float:
+    """Cards that Slurm booked: shares in percent of a card, whole cards as 1; none if pending."""
+    return (_count(tres, "gres/qgpu") or 0) / 100 + whole_cards(tres)
+
+
+def whole_cards(tres: Mapping[str, str]) -> int:
+    """Shares of a card are booked as qgpu; gres/gpu beside them would count the card twice."""
+    return 0 if "gres/qgpu" in tres else _count(tres, "gres/gpu") or 0
+
+
+def booked_class(tres: Mapping[str, str]) -> str | None:
+    """The class that Slurm booked a job under."""
+    return next((name for name in ("online", "offline") if f"gres/qgpu:{name}" in tres), None)
 
 
 def _count(tres: Mapping[str, str], name: str) -> int | None:

@@ -225,11 +225,11 @@ def test_windows_that_meet_add_up(world, monkeypatch, cut):
     """Slurm cuts elapsed times at a window's edge; so do we with what was used, bucket by
     bucket.
     """
-    whole = ask(world, monkeypatch, "--since", stamp(START - 10), "--until", stamp(START + SPAN))[
-        "total"
-    ]
+    by = ("--by", "user")
+    words = ("--since", stamp(START - 10), "--until", stamp(START + SPAN))
+    whole = ask(world, monkeypatch, *by, *words)["total"]
     parts = [
-        ask(world, monkeypatch, "--since", stamp(a), "--until", stamp(b))["total"]
+        ask(world, monkeypatch, *by, "--since", stamp(a), "--until", stamp(b))["total"]
         for a, b in ((START - 10, START + cut), (START + cut, START + SPAN))
     ]
     used = [part["used_s"] or 0 for part in parts]  # type: ignore[index]

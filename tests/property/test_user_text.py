@@ -13,6 +13,7 @@ from pathlib import Path
 from gres_support import job_submit
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_fd_to_metric_families
 from records_support import answer, columns
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from cli.live.view import Shown, picture
 from cli.output import aligned, parsable, show
-from cli.report.html import _page
+from cli.report.html import Plot, Table, _page
 from enforcer.daemon.granting.hookproto import Answer, format_answer
 from enforcer.daemon.log import MAX_VALUE, line
 from enforcer.reporting.metrics import text_of
@@ -197,12 +198,10 @@ def page(user: str) -> Cells:
     written = _page(
         title=user,
         subtitle=user,
-        header=["A", "B"],
-        lines=rows,
-        left=1,
-        cards=[],
+        tables=[Table("title", ["NAME", "B"], rows, 1)],
         advice=[user],
-        plots=[],
+        plots=[Plot(user, Markup("<svg></svg>"), [user])],
+        note="",
     )
     assert written.encode()
     return Cells(written)

@@ -22,9 +22,10 @@ ROWS = [["7", "a-long-name-of-a-job", "NVIDIA H200", "12.5"], ["12", "b", "NVIDI
         (44, "ID  NAME                  MODEL         USED", "a-long-name-of-a-job"),
         (40, "ID  NAME              MODEL         USED", "a-long-name-of-…"),
         (30, "ID  NAME    MODEL         USED", "a-lon…"),
-        (29, "ID  NAME                  USED", "a-long-name-of-a-…"),
-        (18, "ID  NAME     USED", "a-long…"),
-        (12, "ID  NAME", "a-long-…"),
+        (29, "ID NAME   MODEL        USED", "a-long-…"),
+        (26, "ID  NAME         USED", "a-long-name-of-a…"),
+        (18, "ID  NAME   USED", "a-long-n…"),
+        (12, "ID  NAME", "a-long-n…"),
         (3, "ID  NAME", "a-lon…"),
     ],
 )

@@ -131,7 +131,7 @@ def test_the_page_has_both(path, monkeypatch, tmp_path):
     page = tmp_path / "page.html"
     window(path, monkeypatch, "--html", str(page))
     text = page.read_text()
-    assert "<h2>Card use</h2>" in text and "<td>29.0</td>" in text and IDLE in text
+    assert "<h2>Card use</h2>" in text and 'data-name="USE%">29.0</td>' in text and IDLE in text
     ask(path, monkeypatch, "2", "--html", str(page))
     text = page.read_text()
     assert "<h2>Card use</h2>" not in text and "71 % of the time that job 2 waited" in text

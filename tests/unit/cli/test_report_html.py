@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import shutil
@@ -28,7 +30,7 @@ HEADER = (
     "JobID|JobIDRaw|User|State|Elapsed|NodeList|QOS|Partition|AllocTRES|Account|Start|End|JobName"
 )
 TRES = "gres/qgpu:{kind}=30,gres/qgpu=30,gres/vram=12G"
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+VOID = {"meta", "wbr", "link", "br", "hr", "img", "input"}
 
 
 def job(number: int, kind: str, name: str = "train") -> str:
@@ -147,7 +149,7 @@ def test_users_words_are_text_and_nothing_else(page):
 def test_page_says_the_numbers_and_the_advice(page):
     words = parsed(page).words
     assert "24.5" in words and "job 1: it used at most 1.0 GiB of 12.0 GiB" in words
-    for title in ("Cards by class", "Job 1 on n1:0", "Job 3 on n1:1"):
+    for title in ("Cards by class", "Job 1 <script>alert(1)</script> on n1:0", "Job 3 train on"):
         assert title in words
 
 
@@ -163,12 +165,40 @@ def test_plots_are_svg_with_one_bar_per_grant_by_class(page):
 
 
 def test_gap_in_the_samples_is_a_gap_in_the_line():
-    from cli.report.plots import _steps
+    from cli.report.plots import Piece, _steps
+
+    found = [Piece(at, at + 10, 1, 0, None) for at in (0, 10, 40)]
+    _, values = _steps(found, lambda piece: 1.0)
+    assert [value == value for value in values] == [True] * 4 + [False] + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("granted", "ended", "spans"),
+    [
+        (103, 107, [(103, 107)]),
+        (103, 132, [(103, 110), (110, 120), (120, 132)]),  # two seconds of the last bucket
+        (107, 128, [(107, 120), (120, 128)]),
+        (100, None, [(100, 110), (110, 120), (120, 131)]),  # it runs, and was sampled at 131
+    ],
+)
+def test_curves_show_the_jobs_own_time_only(page, tmp_path, granted, ended, spans):
+    from cli.report.ledgers import Row
+    from cli.report.plots import pieces
+    from enforcer.ledger.read import reading, usage_of_jobs
     from enforcer.ledger.schema import Point
 
-    points = [Point(at, 10, 1, 0, 0, 0, None) for at in (0, 10, 40)]
-    _, values = _steps(points, lambda point: 1.0)
-    assert [value == value for value in values] == [True] * 4 + [False] + [True] * 2
+    with reading(tmp_path / "ledger.sqlite") as database:
+        ((_, usage),) = usage_of_jobs(database, [1])
+    usage = usage._replace(
+        granted_at=granted * SECOND,
+        ended_at=ended and ended * SECOND,
+        sampled_at=131 * SECOND,
+    )
+    points = tuple(Point(at, 10, SECOND, 0, 0, 0, GIB) for at in (100, 110, 120, 130))
+    found = pieces(Row(usage, points))
+    assert [(piece.begin, piece.end) for piece in found] == spans
+    inside = [point for point in points if point.at < (ended or 131)]
+    assert sum(piece.busy_ns for piece in found) == len(inside) * SECOND
 
 
 def test_without_matplotlib_the_page_says_so(tmp_path, page, monkeypatch):
@@ -193,10 +223,10 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed here")
-def test_a_browser_draws_the_page_without_complaint(page, tmp_path):
+def browse(path: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """The page's elements as the browser has them."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    done = subprocess.run(
+    return subprocess.run(
         [
             BROWSER or "",
             "--headless",
@@ -205,11 +235,93 @@ def test_a_browser_draws_the_page_without_complaint(page, tmp_path):
             f"--user-data-dir={tmp_path}/profile",
             "--enable-logging=stderr",
             "--dump-dom",
-            page.as_uri(),
+            path.as_uri(),
         ],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed here")
+def test_a_browser_draws_the_page_without_complaint(page, tmp_path):
+    done = browse(page, tmp_path)
     assert done.stdout.count("<svg") == 4 and "CONSOLE" not in done.stderr
+
+
+FRAMES = """<!DOCTYPE html><body><p id="found"></p><script>
+addEventListener("load", () => {
+  const frames = [...document.querySelectorAll("iframe")];
+  const roots = frames.map(frame => frame.contentDocument.documentElement);
+  found.textContent = JSON.stringify(roots.map(r => [r.clientWidth, r.scrollWidth]));
+});</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed here")
+def test_no_column_is_beside_the_screen(page, tmp_path):
+    frame = '<iframe style="width:{0}px;height:900px;border:0" srcdoc="{1}"></iframe>'
+    text = html.escape(page.read_text())
+    frames = tmp_path / "frames.html"
+    frames.write_text(FRAMES + "".join(frame.format(width, text) for width in (420, 800, 1280)))
+    found = re.search(r'<p id="found">(.*?)</p>', browse(frames, tmp_path).stdout)
+    assert found is not None
+    sizes = json.loads(found[1])
+    assert len(sizes) == 3 and all(shown >= needed > 0 for shown, needed in sizes), sizes
+
+
+def test_a_window_lists_the_newest_and_draws_the_longest_first(tmp_path, monkeypatch):
+    """45 short jobs, of which nothing was sampled, then one of a minute: row 10 of a trial."""
+    from cli.report import html as report_html
+
+    monkeypatch.setattr(report_html, "MAX_LISTED", 40)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    rows = [HEADER]
+    for number in range(1, 47):
+        length = 60 if number == 46 else 1
+        begin = START + 2 * number
+        card = GrantCard(UUIDS[0], 0, 0, 30, 12 * GIB, 80 * GIB)
+        ledger.open_grant(
+            Grant(
+                number,
+                1000,
+                100,
+                "n1",
+                "active",
+                "online",
+                begin * SECOND,
+                "",
+                (card,),
+                "/r",
+                "/d",
+                "/s",
+            )  # type: ignore[arg-type]
+        )
+        if number in (1, 46):
+            for second in range(length):
+                sample = Sample(number, UUIDS[0], 1, 5, busy_ns=second * SECOND // 2, mem_used=GIB)
+                ledger.record([sample], (begin + second) * SECOND)
+        ledger.end(number, "epilog", (begin + length) * SECOND)
+        rows.append(
+            f"{number}|{number}|alice|COMPLETED|00:00:{length - 1:02}|n1|online|gpu|"
+            f"{TRES.format(kind='online')}|acct|{begin}|{begin + length}|job-{number}"
+        )
+    ledger.close()
+    monkeypatch.setattr(records, "run", fake_sacct(recorded("\n".join(rows))))
+    out = tmp_path / "page.html"
+    words = [
+        "--since",
+        "2023-11-14",
+        "--html",
+        str(out),
+        "--ledger",
+        str(tmp_path / "ledger.sqlite"),
+    ]
+    done = CliRunner().invoke(report, words)
+    assert done.exit_code == 0, done.output
+    words = parsed(out).words
+    listed = re.findall(r">job-(\d+)<", out.read_text())
+    assert listed == [str(number) for number in range(46, 6, -1)]
+    assert re.findall(r"Job (\d+) job-\1 on", words) == ["46", "1"], "plots, the longest first"
+    assert "The newest 40 of 46 jobs" in words and "44 of 46 grants have no plot" in words
+    assert "nothing was sampled of this grant" not in words
