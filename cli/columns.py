@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gres.printable import printable
 
-GAPS = (2, 1)  # blanks between two columns; one where two leave no room for all columns
+GAP = "  "  # one blank in a table where two leave no room for all columns
 ELLIPSIS = "…"
 
 
@@ -37,34 +37,32 @@ def table(
     shown = [[column.name for column in columns]]
     shown += [[printable(text) for text in row] for row in rows]
     widths = [max(map(cells, texts)) for texts in zip(*shown, strict=True)]
-    fitted, gap = fit(columns, widths, room)
+    fitted, gap = fit(columns, widths, room), GAP
+    if len(fitted) < len(columns):
+        fitted, gap = fit(columns, widths, room, 1), " "
     return [
-        (" " * gap)
-        .join(padded(cut(line[at], width), width, columns[at].left) for at, width in fitted.items())
-        .rstrip()
+        gap.join(
+            padded(cut(line[at], width), width, columns[at].left) for at, width in fitted.items()
+        ).rstrip()
         for line in shown
     ]
 
 
 def fit(
-    columns: Sequence[Column], widths: Sequence[int], room: int | None
-) -> tuple[dict[int, int], int]:
-    """The columns that stay with the width of each, and the gap between them.
-
-    `widths` are those of the uncut texts.
-    """
+    columns: Sequence[Column], widths: Sequence[int], room: int | None, gap: int = len(GAP)
+) -> dict[int, int]:
+    """The columns that stay, and the width of each. `widths` are those of the uncut texts."""
     if room is None:
-        return dict(enumerate(widths)), GAPS[0]
+        return dict(enumerate(widths))
     kept = {
         at: width if column.least is None else min(width, max(column.least, len(column.name)))
         for at, (column, width) in enumerate(zip(columns, widths, strict=True))
     }
-    gap = next((gap for gap in GAPS if _total(kept, gap) <= room), GAPS[-1])
     while _total(kept, gap) > room and any(columns[at].rank for at in kept):
         del kept[max(kept, key=lambda at: (columns[at].rank, at))]
     for at in kept:  # what is left over goes to the texts that were cut
         kept[at] += min(widths[at] - kept[at], max(0, room - _total(kept, gap)))
-    return kept, gap
+    return kept
 
 
 def _total(kept: dict[int, int], gap: int) -> int:

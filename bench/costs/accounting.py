@@ -167,10 +167,12 @@ def _sacct(directory: Path, jobs: int) -> Path:
         names.write(f"{job}|train|\n")
     (place / "answer").write_text(out.getvalue())
     (place / "names").write_text(names.getvalue())
+    (place / "steps").write_text("7.batch|00:01|mem=1M||\n")
     script = place / "sacct"
     script.write_text(
         "#!/bin/sh\nfile=answer\n"
-        "for word; do case $word in --delimiter=*) end=${word#*=};; *JobName*) file=names; esac; "
+        "for word; do case $word in --delimiter=*) end=${word#*=};; *JobName*) file=names;; "
+        "*TotalCPU*) file=steps; esac; "
         f'done\nexec sed "s/|/$end/g" {place}/$file\n'
     )
     script.chmod(0o755)
@@ -205,7 +207,9 @@ def _groups(directory: Path, quick: bool) -> Iterator[Figure]:
     for _ in range(2 if quick else 3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         wall, out = _command(
-            ["report", "--since", "7d", "--json", "--ledger", str(path)], directory, place
+            ["report", "--since", "7d", "--by", "user", "--json", "--ledger", str(path)],
+            directory,
+            place,
         )
         total = json.loads(out)["total"]
         if (total["jobs"], total["measured"], round(total["granted_s"])) != (jobs, jobs, jobs * 18):

@@ -30,9 +30,9 @@ def number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def gib(value: int | None) -> str:
-    """GiB with one digit, or a dash."""
-    return "-" if value is None else f"{value / GIB:.1f}"
+def gib(value: int | None, digits: int = 1) -> str:
+    """GiB, or a dash."""
+    return number(None if value is None else value / GIB, digits)
 
 
 def _sum(grants: Grants, name: str) -> float | None:
@@ -87,7 +87,7 @@ COLUMNS: tuple[tuple[Column, Cell], ...] = (
     (Column("SUSPENDED_S", 11), lambda _, grants: number(_sum(grants, "suspended_s"), 1)),
     (Column("CPUS", 12), lambda job, _: number(job.cpus)),
     (Column("CPU%", 7), lambda job, _: number(job.cpu_percent, 1)),
-    (Column("HOST_GIB", 11), lambda job, _: gib(job.host_mem_peak)),
+    (Column("HOST_GIB", 11), lambda job, _: gib(job.host_mem_peak, 2)),
     (Column("HOST%", 8), lambda job, _: number(job.host_mem_percent, 1)),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import time
@@ -115,8 +116,8 @@ def test_report_in_its_three_forms(live: Live) -> None:
     assert [row["SHARE%"] for row in table][:2] == ["30", "20"]
     assert [row["CARD"] == "-" for row in table] == [False, False, True]
     assert (table[2]["BUSY_S"], table[2]["DENIED"]) == ("-", "-")
-    human = live.ask("qgpu", "report", *ids).splitlines()
-    assert human[0].split() == lines[0].split("|")
+    human = live.ask("env", "COLUMNS=80", "qgpu", "report", *ids).splitlines()
+    assert set(human[0].split()) < set(lines[0].split("|")) and len(human[0]) <= 80
     assert [line.split()[0] for line in human[1:4]] == ids
     found = live.report(*ids)
     assert found[done]["name"] == "fold|1"
@@ -150,7 +151,42 @@ def test_report_of_arrays_and_jobs_without_cards(live: Live) -> None:
     one = live.ask("qgpu", "report", "--parsable", f"{array}_2").splitlines()[1:]
     assert [line.split("|")[0] for line in one] == [f"{array}_2"]
     (bare,) = [line.split("|") for line in lines if line.startswith(f"{plain}|")]
-    assert bare[3:6] == ["-", "-", "-"]
+    assert bare[4:7] == ["-", "-", "-"]
+    spelled = (f"{array}_[1-2],{plain}", f"{array}_1.batch", f"{plain}.0")
+    again = live.ask("qgpu", "report", "--parsable", *spelled).splitlines()[1:]
+    assert sorted(again) == sorted(lines)
+
+
+BURN = """import time
+held = bytearray(200 << 20)
+while time.process_time() < 2:
+    pass"""
+
+
+def test_my_jobs_have_the_host_beside_the_card(live: Live) -> None:
+    """Two tasks of 2 s and 200 MiB each: CPU% and HOST% are those of Slurm's own figures."""
+    script = f"srun -n2 python3 -c '{BURN}'; {work('--length', '0.5')}"
+    done = ended(live, script, "-n2", "--mem=1G", "--gres=qgpu:30,vram:4G", "-J", "burn")
+    live.wait_sacct(done)
+    (job,) = live.report(done).values()
+    assert 4 <= job["cpu_s"] < 8 and job["cpus"] >= 2
+    assert job["cpu_percent"] == pytest.approx(
+        100 * job["cpu_s"] / (job["cpus"] * job["elapsed_s"]), rel=1e-6
+    )
+    assert 400 << 20 <= job["host_mem_peak"] < 600 << 20 and job["host_mem"] == GIB
+    assert job["gpu_hours"] == pytest.approx(0.3 * job["elapsed_s"] / 3600, rel=1e-6)
+    mine = live.ask("env", "COLUMNS=80", "qgpu", "report", user="alice").splitlines()
+    assert max(map(len, mine)) <= 80 and any(" burn " in line for line in mine)
+    rows = {user: csv_of(live, user) for user in ("alice", "bob")}
+    assert rows["alice"][str(done)]["CPU%"] == f"{job['cpu_percent']:.1f}"
+    for user, found in rows.items():
+        assert {row["USER"] for row in found.values()} <= {user}
+
+
+def csv_of(live: Live, user: str) -> dict[str, dict[str, str]]:
+    """The list of a user's jobs, by job."""
+    lines = live.ask("qgpu", "report", "--csv", user=user).splitlines()
+    return {row["JOBID"]: row for row in csv.DictReader(lines)}
 
 
 def seconds_of_sacct(live: Live, *jobs: int) -> dict[int, int]:
@@ -359,4 +395,4 @@ def test_page_of_a_live_job(live: Live) -> None:
     page = live.sandbox.layout.state / "page.html"
     live.ask("qgpu", "report", str(done), "--html", str(page))
     text = page.read_text()
-    assert text.count("<svg") == 2 and f"Job {done} on " in text
+    assert text.count("<svg") == 2 and f"<h3>Job {done} " in text

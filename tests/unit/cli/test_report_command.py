@@ -451,7 +451,7 @@ def test_csv_and_json_have_the_host_beside_the_card(mine):
 
     ended, waits, runs = csv.DictReader(io.StringIO(mine("--csv").stdout))
     assert (ended["NAME"], ended["GPU_H"], ended["CPU%"]) == ("a,b", "0.01", "25.0")
-    assert (ended["HOST_GIB"], ended["HOST%"], ended["BUSY_S"]) == ("0.2", "25.0", "15.0")
+    assert (ended["HOST_GIB"], ended["HOST%"], ended["BUSY_S"]) == ("0.25", "25.0", "15.0")
     assert (waits["SHARE%"], waits["BUSY_S"], waits["CPU%"]) == ("30", "", "")
     assert (runs["GPU_H"], runs["CPU%"], runs["HOST%"]) == ("1.00", "", ""), "its steps may go on"
     body = json.loads(mine("--json").stdout)
