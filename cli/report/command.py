@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -21,10 +21,9 @@ from cli.report import groups as report_groups
 from cli.report import ids as report_ids
 from cli.report import ledgers, text
 from cli.report.advice import advice
-from cli.report.ledgers import Found, Place, Question
-from cli.report.model import JobReport, build
+from cli.report.ledgers import Place
+from cli.report.read import Read, Totals, read_jobs, read_totals, run_id
 from gres.config.site import ConfigError, load_config
-from gres.grant.store import RUN_BASE
 from gres.paths import PATHS
 from gres.units import UnitError, parse_duration
 from slurm_plugin.accounting import sacct
@@ -65,38 +64,6 @@ class Asked:
         return self.users if filtered or os.geteuid() == 0 else (user_name(os.geteuid()),)
 
 
-@dataclass(frozen=True)
-class Read:
-    """Jobs with all that is known of them."""
-
-    jobs: list[sacct.SacctJob]
-    reports: list[JobReport]
-    found: Found
-    notes: list[str]
-
-    def with_cards(self) -> Read:
-        """Those that had a card, or wait for one."""
-        kept = [report for report in self.reports if report.cards or report.grants]
-        ids = {report.raw_id for report in kept}
-        return replace(self, jobs=[j for j in self.jobs if j.raw_id in ids], reports=kept)
-
-    @property
-    def body(self) -> list[dict[str, object]]:
-        """The jobs as JSON."""
-        return [job.as_json() | {"advice": advice(job)} for job in self.reports]
-
-
-@dataclass(frozen=True)
-class Totals:
-    """A window by group, with the cards' use."""
-
-    by: str
-    groups: list[report_groups.Group]
-    total: report_groups.Group
-    cards: list[report_cards.CardUse]
-    problems: list[str]
-
-
 def moment(text: str, now: float) -> int:
     """Seconds of CLOCK_REALTIME of `2026-11-21`, `2026-11-21T14:00`, `7d` ago, or `now`. Raises
     ValueError. Now is the end of this second: a job that began in it is in the window.
@@ -128,77 +95,6 @@ def check(asked: Asked) -> None:
             fail("report", f"'{word}' is not a name of a user, account or QOS")
 
 
-def run_id(text: str) -> int | None:
-    """The number of a `qgpu run`, which Slurm does not know; None for anything else."""
-    return int(text) if re.fullmatch(r"[0-9]{13,16}", text) and int(text) >= RUN_BASE else None
-
-
-def missing_nodes(jobs: Sequence[JobReport], where: Sequence[Place]) -> list[str]:
-    """A sentence for each node of the jobs whose ledger is not on this machine."""
-    absent = {
-        name: place.path
-        for place in where
-        for name in place.nodes
-        if not Path(place.path).exists() and not place.answered
-    }
-    wanted = {
-        node for job in jobs for node in job.nodes if not any(g.node == node for g in job.grants)
-    }
-    return [
-        f"no ledger of {name} here ({absent[name]}): what its cards measured is not in this report"
-        for name in sorted(wanted & set(absent))
-    ]
-
-
-def without_slurm(ids: Sequence[int], found: Found) -> list[sacct.SacctJob]:
-    """`qgpu run` as jobs: the ledger is all there is."""
-    jobs = []
-    for job_id in ids:
-        rows = [row.usage for row in found.rows if row.usage.job_id == job_id]
-        if rows:
-            ends = [row.ended_at for row in rows]
-            running = any(end is None for end in ends)
-            last = time.time_ns() if running else max(end for end in ends if end is not None)
-            jobs.append(
-                sacct.SacctJob(
-                    job_id=str(job_id),
-                    raw_id=job_id,
-                    user=user_name(rows[0].uid),
-                    state="RUNNING" if running else "COMPLETED",
-                    elapsed_s=(last - min(row.granted_at for row in rows)) // 10**9,
-                    nodes=tuple(dict.fromkeys(row.node for row in rows)),
-                    qos="",
-                    partition="",
-                    tres={},
-                    name="qgpu run",
-                )
-            )
-    return jobs
-
-
-def read_jobs(
-    jobs: Sequence[sacct.SacctJob],
-    which: sacct.Which,
-    runs: Sequence[int],
-    where: Sequence[Place],
-    given: Path | None,
-    detailed: bool = False,
-) -> Read:
-    """What the ledgers and Slurm's steps know of these jobs. `which` chose them in sacct, `runs`
-    are those of `qgpu run`.
-    """
-    ids = [job.raw_id for job in jobs]
-    found = ledgers.read(where, Question(jobs=[*ids, *runs], series=detailed))
-    known = [*jobs, *without_slurm(runs, found)]
-    latencies = {row.usage.key: row.latency for row in found.rows}
-    away = {row.usage.key: row.reclaims for row in found.rows}
-    done, problems = extensions.known(given)
-    usages = [row.usage for row in found.rows]
-    steps = sacct.details(which) if jobs else {}
-    reports = build(known, usages, time.time_ns(), latencies, done, away, steps)
-    return Read(known, reports, found, found.problems + problems + missing_nodes(reports, where))
-
-
 def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None) -> int:
     """Jobs by number; the exit status."""
     ids = list(dict.fromkeys(job for jobs in asked.jobs.values() for job in jobs))
@@ -206,7 +102,7 @@ def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None)
     slurm = [text for text in ids if run_id(text) is None]
     known = accounting.choose().jobs(slurm) if slurm else []
     detailed = asked.form == "json" and len(ids) <= DETAILED_JOBS
-    read = read_jobs(known, slurm, runs, where, given, detailed)
+    read = read_jobs(known, None, runs, where, given, detailed)
     if asked.html is not None:
         from cli.report.html import write_jobs
 
@@ -262,7 +158,7 @@ def report_window(asked: Asked, where: Sequence[Place], given: Path | None = Non
         jobs = accounting.choose().between(whole)
         listed = read_jobs(jobs, whole, (), where, given).with_cards()
     if asked.by is not None or not asked.whose:
-        totals = read_totals(asked, window, where)
+        totals = read_totals(asked.by or "user", window, where)
     if asked.html is not None and listed is not None:
         from cli.report.html import write_window
 
@@ -280,19 +176,6 @@ def report_window(asked: Asked, where: Sequence[Place], given: Path | None = Non
             say("report", note)
     problems = listed.found.problems if listed is not None else notes
     return 1 if problems else 0
-
-
-def read_totals(asked: Asked, window: sacct.Window, where: Sequence[Place]) -> Totals:
-    """Groups and the cards' use; what reaches over an edge of the window counts with the part
-    inside.
-    """
-    jobs = accounting.choose().between(window)
-    bounds = window.since * 10**9, window.until * 10**9
-    found = ledgers.read(where, Question(since_ns=bounds[0], until_ns=bounds[1]))
-    by = asked.by or "user"
-    grouped, total = report_groups.groups(jobs, found.rows, by, *bounds)
-    cards = report_cards.card_uses(found.rows, *bounds)
-    return Totals(by, grouped, total, cards, found.problems)
 
 
 def show_totals(totals: Totals, form: str, times: Mapping[str, int]) -> list[str]:

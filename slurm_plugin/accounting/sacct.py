@@ -124,10 +124,22 @@ def jobs_between(window: Window, runner: Runner | None = None) -> list[SacctJob]
 
 
 def jobs(job_ids: Sequence[str], runner: Runner | None = None) -> list[SacctJob]:
-    """The jobs of these that sacct has, in its order. Raises SlurmError."""
+    """The jobs of these that sacct has, in its order. Raises SlurmError.
+
+    Tasks of an array that wait have one record together, which sacct gives for the array alone.
+    """
+    found = _by_number(job_ids, runner)
+    there = {job.job_id for job in found.values()}
+    heads = {text.partition("_")[0] for text in job_ids if "_" in text and text not in there}
+    for job in _by_number(sorted(heads), runner).values():
+        if "_[" in job.job_id:
+            found[job.raw_id] = job
+    return _named(list(found.values()), list(map(str, found)), runner)
+
+
+def _by_number(job_ids: Sequence[str], runner: Runner | None) -> dict[int, SacctJob]:
     parts = _read(FIELDS, job_ids, runner, "-X")
-    found = {job.raw_id: job for part in parts for job in map(_job, part)}
-    return _named(list(found.values()), job_ids, runner)
+    return {job.raw_id: job for part in parts for job in map(_job, part)}
 
 
 def _named(found: list[SacctJob], which: Which, runner: Runner | None) -> list[SacctJob]:

@@ -258,7 +258,22 @@ def test_many_jobs_take_several_calls_and_none_counts_twice() -> None:
     ids = ["1", *(str(n) for n in range(2 * 10**9, 2 * 10**9 + 2500)), "1_8"]
     found = sacct.jobs(ids, run)
     assert [(job.raw_id, job.name) for job in found] == [(1, "n1"), (8, "n8")]
-    assert asked == [1000, 1000, 502] * 2
+    assert asked == [1000, 1000, 502, 2]
+
+
+def test_tasks_that_wait_are_found_by_their_array() -> None:
+    rows = [
+        {"JobIDRaw": "10", "JobID": "10_[3-9%1]", "JobName": "waits", "State": "PENDING"},
+        {"JobIDRaw": "11", "JobID": "10_1", "JobName": "runs", "State": "RUNNING"},
+    ]
+    answers = fake_sacct(rows)
+
+    def found(*ids: str) -> list[str]:
+        return [job.job_id for job in sacct.jobs(ids, answers) if job.name]
+
+    assert found("10_3") == ["10_[3-9%1]"] and found("10_1") == ["10_1"]
+    assert found("10_1", "10_4") == ["10_1", "10_[3-9%1]"]
+    assert found("12_1") == []
 
 
 @pytest.mark.parametrize(
