@@ -295,7 +295,8 @@ class Story:
 
         wait_for("all ends being in the database", in_database, 20, sandbox.layout.log("slurmdbd"))
         self.console.print(sandbox.run(sacct).stdout, highlight=False, markup=False, soft_wrap=True)
-        report = sandbox.run(["qgpu", "report", *ids])
+        width = f"COLUMNS={self.console.width}"
+        report = sandbox.run(["env", width, "qgpu", "report", *ids])
         self.console.print(report.stdout, highlight=False, markup=False, soft_wrap=True)
         self._check_accounts(ids)
 
