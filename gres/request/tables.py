@@ -48,7 +48,9 @@ class Tables:
     # Before 23.11.5 slurmctld no longer counts a card as shared when the first of several shares
     # ends, and may give it away whole. There a whole card is booked as its hundred shards.
     whole_by_shard: bool = False
-    assoc_qos: bool = False  # slurmctld tells Lua the QOS of an association
+    # slurmctld tells Lua the QOS of an association. From 24.11 to 25.05.2 it crashes where there is
+    # no such association (`sbatch -A nosuch`), so there Lua does not ask.
+    assoc_qos: bool = False
     # enforce-binding alone books all cores near a card (seen on 24.11 and 26.05, not on 22.05);
     # with multi_card each share has its number of tasks per node
     books_cores: bool = False
@@ -106,7 +108,7 @@ def tables_of(config: Config, host_default: HostDefault | None = None) -> Tables
         max_share=config.limits.max_share,
         partitions=() if "*" in managed else tuple(sorted(set(managed))),
         whole_by_shard=config.slurm.version < "23.11.5",
-        assoc_qos=config.slurm.version >= "24.11",
+        assoc_qos=config.slurm.version >= "25.05.3",
         books_cores=config.slurm.version >= "24.11" and not config.slurm.multi_card,
         multi_card=config.slurm.multi_card,
         reclaimable={name: config.reclaims(name) for name in config.classes},

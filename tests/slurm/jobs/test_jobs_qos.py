@@ -86,8 +86,11 @@ def test_qos_and_class_agree_however_chosen(live: Live) -> None:
         assert qos_of(live, "-A", "parts") == "offline offline"
         assert qos_of(live, "-A", "parts", "-p", "gpu") == "offline offline"
         assert qos_of(live, "-A", "parts", "--qos=online") == "Invalid qos specification"
-        if not live.dialect.before("24.11"):
+        if not live.dialect.before("25.05.3"):
             assert qos_of(live, "-A", "only") == "online online"
+    # slurmctld 24.11 dies of a question for the QOS of an association that does not exist.
+    assert "Invalid account" in qos_of(live, "-A", "nosuch")
+    assert qos_of(live, "--qos=online") == "online online"
 
 
 def test_a_waiting_share_keeps_its_qos_where_none_is_named(live: Live) -> None:

@@ -60,7 +60,8 @@ def test_the_only_qos_of_an_association_counts_where_slurm_tells_it(
 ) -> None:
     for name in ("mixed", "old"):
         (tmp_path / name).mkdir()
-    mixed, old = Slurm(lua, "mixed", tmp_path / "mixed"), Slurm(lua, "old", tmp_path / "old")
+    mixed = Slurm(lua, "mixed", tmp_path / "mixed", version="25.05.3")
+    old = Slurm(lua, "old", tmp_path / "old", version="25.05.2")
     written = mixed.submit(gres="qgpu:30", partition="gpu", assoc_qos="prod")[1]
     assert (written["gres"].split(",")[0], written["qos"]) == ("qgpu:online:30", "prod")
     assert mixed.submit(gres="qgpu:30", partition="gpu", assoc_qos="prod,batch")[0] == 2072
