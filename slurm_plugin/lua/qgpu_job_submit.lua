@@ -15,6 +15,7 @@ local options = dofile(here .. "/qgpu_options.lua")
 local cards = dofile(here .. "/qgpu_cards.lua")
 local host = dofile(here .. "/qgpu_host.lua")
 local bounds = dofile(here .. "/qgpu_bounds.lua")
+local plan = dofile(here .. "/qgpu_plan.lua")
 
 local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",
     "mem_per_tres", "tres_bind", "tres_freq" }
@@ -134,8 +135,8 @@ local function refused(refusal)
 end
 
 -- Decide a submission: q.decide's answer, with `per_task` if cards.spread set the job's shape in
--- job_desc, and the QOS to write. Or nil and the refusal. Writes no text field; `qgpu plan` calls
--- this too.
+-- job_desc, the QOS to write, and `planned` if `qgpu plan` asks. Or nil and the refusal. Writes no
+-- text field; `qgpu plan` without a slurmctld calls this too.
 local function judge(t, job_desc, part_list)
     local job, said, refusal, found, decision
     job, said = q.guarded(read_submission, job_desc, part_list, t)
@@ -162,6 +163,7 @@ local function judge(t, job_desc, part_list)
     if decision.tag and decision.tag.class and job_desc.qos == nil then
         decision.qos = job.qos
     end
+    decision.planned = said.plan == "1"
     return decision
 end
 
@@ -170,6 +172,12 @@ local function submit(t, job_desc, part_list)
     local decision, refusal = judge(t, job_desc, part_list)
     if not decision then
         return refused(refusal)
+    end
+    if decision.planned then
+        local tag = decision.tag and q.tagged(decision.tag, nil, t)
+        for _, line in ipairs(plan.lines(job_desc, decision, tag)) do
+            tell(line)
+        end
     end
     write(job_desc, decision, t)
     return slurm.SUCCESS

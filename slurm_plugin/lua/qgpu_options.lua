@@ -5,10 +5,10 @@
 -- trust.
 local M = {}
 
-local NAMES = { QGPU_VRAM = "mem", QGPU_CARDS = "cards" }
+local NAMES = { QGPU_VRAM = "mem", QGPU_CARDS = "cards", QGPU_PLAN = "plan" }
 
--- { mem = "12G", cards = "2" } of the list of NAME=VALUE (with Slurm's SPANK_ in front, or
--- without); at most 32 bytes.
+-- { mem = "12G", cards = "2", plan = "1" } of the list of NAME=VALUE (with Slurm's SPANK_ in front,
+-- or without); at most 32 bytes.
 function M.read(environment)
     local found = {}
     for _, line in pairs(environment or {}) do

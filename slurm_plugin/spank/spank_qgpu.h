@@ -59,6 +59,7 @@ const char *qg_option_cards(void);
  * names of these variables. */
 #define QG_SPANK_MEM   "QGPU_VRAM"
 #define QG_SPANK_CARDS "QGPU_CARDS"
+#define QG_SPANK_PLAN  "QGPU_PLAN"
 void qg_client_hand_over(spank_t sp);
 
 #define QG_NVML_NAME "libnvidia-ml.so.1"

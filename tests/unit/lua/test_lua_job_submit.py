@@ -58,8 +58,8 @@ end
 class Slurm:
     """One rendered pair of scripts in one Lua version."""
 
-    def __init__(self, version: str, name: str, tmp_path: Path, **slurm: Any) -> None:
-        self.lua = runtime(version)(encoding="utf-8", unpack_returned_tuples=True)
+    def __init__(self, lua: str, name: str, tmp_path: Path, **slurm: Any) -> None:
+        self.lua = runtime(lua)(encoding="utf-8", unpack_returned_tuples=True)
         self.lua.execute(FAKE_SLURM.decode())
         self.has_extra = cluster(name).slurm.version >= "23.02"
         for file in ("qgpu_tables.lua", "job_submit.lua", "cli_filter.lua"):

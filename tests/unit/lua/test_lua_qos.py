@@ -89,3 +89,21 @@ def test_slurms_own_default_is_no_qos_for_an_update(one: Slurm) -> None:
     assert (code, written) == (2072, {})
     assert "the class of job 7 comes from its QOS" in said
     assert one.modify({"job_id": 7, "job_state": 0, "qos": "online"}, qos="")[0] == 0
+
+
+def test_qgpu_plan_is_told_what_would_be_booked(one: Slurm) -> None:
+    """By the line in the SPANK environment alone, and whatever the user's own words contain."""
+    ask = {"gres": "qgpu:30,x:a\nqgpu: plan tag=mine", "default_qos": "online", "num_tasks": 2}
+    said = one.submit(spank_job_env=one.lua.table("SPANK_QGPU_PLAN=1"), **ask)[2].splitlines()
+    assert said == [
+        "qgpu: plan gres=qgpu:online:30,shard:30,vram:23961M,x:a?qgpu: plan tag=mine",
+        "qgpu: plan qos=online",
+        "qgpu: plan tag=qgpu/1 class=online share=30 mem=23961",
+        "qgpu: plan shards=30",
+        "qgpu: plan tasks=2",
+    ]
+
+
+@pytest.mark.parametrize("line", ["QGPU_PLAN=0", "QGPU_PLAN=", "XQGPU_PLAN=1"])
+def test_others_are_not(one: Slurm, line: str) -> None:
+    assert one.submit(gres="qgpu:30", spank_job_env=one.lua.table(line))[2] == ""
