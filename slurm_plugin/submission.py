@@ -9,6 +9,7 @@ run all cases in 5.1, 5.3 and 5.4. Here it is 5.4, the newest, which has integer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,7 +18,7 @@ from lupa.lua54 import LuaError, LuaRuntime
 
 from gres.config.schema import JobClass
 from gres.config.site import Config
-from gres.grant.tag import Tag
+from gres.grant.tag import Tag, parse_tag
 from gres.printable import printable
 from gres.request.tables import HostDefault
 from slurm_plugin.render import render
@@ -196,6 +197,24 @@ class JobSubmit:
         lines = [f"{name}={value}" for name, value in options.items() if value]
         record[b"spank_job_env"] = self.lua.table(*(_raw(line) for line in lines))
         return record
+
+
+def read_decision(told: Mapping[str, str]) -> Decision:
+    """What slurmctld said to `qgpu plan` (lua/qgpu_plan.lua). Raises ValueError."""
+    per, shaped = told.get("host_per"), "tres_per_task" in told
+    return Decision(
+        gres=told.get("gres"),
+        tag=parse_tag(told.get("tag", "")),
+        model=told.get("model"),
+        shards=int(told.get("shards", 0)),
+        cards=int(told.get("cards", 0)),
+        host=Host("cpu" if per == "cpu" else "node", int(told["host_own"]), int(told["host_mib"]))
+        if per
+        else None,
+        tres_per_task=told.get("tres_per_task"),
+        tasks_per_node=int(told.get("tasks_per_node", 0)) if shaped else 0,
+        tasks=int(told.get("tasks", 0)) if shaped else 0,
+    )
 
 
 def _shape(record: Any) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def test_without_a_qos_the_class_is_that_of_normal_where_it_is_mapped(tmp_path: 
 def test_without_the_lua_modules_a_plan_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.site.plan.JobSubmit", partial(JobSubmit, directory=tmp_path))
+    monkeypatch.setattr("cli.site.planned.JobSubmit", partial(JobSubmit, directory=tmp_path))
     found = _plan("--gres=qgpu:30")
     assert found.exit_code == 1
     said = (

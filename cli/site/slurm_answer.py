@@ -1,0 +1,325 @@
+"""What this cluster's Slurm says of an sbatch command: `sbatch --test-only`, scontrol and squeue.
+
+slurmctld runs job_submit.lua for --test-only as for a submission, so qgpu's own sentences come from
+there. With QGPU_PLAN=1 it also says what it would book (slurm_plugin/lua/qgpu_plan.lua).
+--test-only looks at no limit of the QOS and at no time limit of the partition, so these are read
+from scontrol.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cli.setup.host import find_slurm_conf
+from gres.config.hostlist import expand
+from gres.config.schema import JobClass
+from gres.config.sentences import shown
+
+TIMEOUT_S = 60.0  # as long as a client of Slurm waits for a busy slurmctld, and some
+NOW_S = 5  # seconds by which the clocks of two hosts of a cluster may differ
+_START = re.compile(
+    r"Job \d+ to start at (?P<at>\d+)(?: a)? using (?P<cpus>\d+) processors on"
+    r" (?:nodes )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
+)
+_TOLD = re.compile(r"(?P<part>\d+: )?qgpu: plan (?P<name>\w+)=(?P<value>.*)")
+_PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?(?:allocation failure: )?(?:Batch job .*?: )?")
+_INVALID_GRES = "Invalid generic resource (gres) specification"
+_UNAVAILABLE = "Requested node configuration is not available"
+
+
+@dataclass(frozen=True)
+class Start:
+    """When and where Slurm would start the job: seconds since 1970, nodes, CPUs."""
+
+    at: int
+    nodes: tuple[str, ...]
+    cpus: int
+    partition: str | None
+
+    def now(self) -> bool:
+        """Whether it starts at once."""
+        return self.at <= time.time() + NOW_S
+
+
+@dataclass(frozen=True)
+class Answer:
+    """sbatch's answer: `refused` is the sentence, empty if it takes the job. `told`: what qgpu's
+    job_submit would book, one for each part of a heterogeneous job.
+    """
+
+    refused: str = ""
+    start: Start | None = None
+    told: tuple[dict[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def start_now(self) -> bool:
+        """Whether sbatch takes it and it starts at once."""
+        return not self.refused and self.start is not None and self.start.now()
+
+
+def program(name: str, *words: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """What a program of Slurm prints; None if it fails."""
+    env = {**(environ or os.environ), "SLURM_TIME_FORMAT": "%s"}
+    try:
+        done = subprocess.run(
+            [name, *words], env=env, capture_output=True, timeout=TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def reachable() -> bool:
+    """Whether this host has a Slurm to ask."""
+    return bool(shutil.which("sbatch") and find_slurm_conf("/", os.environ))
+
+
+def _sentence(lines: Sequence[str]) -> str:
+    """The one sentence of a refusal: qgpu's own, else all that Slurm says."""
+    own = [text for line in lines if (text := _own_note(line))]
+    if own:
+        return own[-1]
+    said = dict.fromkeys(_PREFIX.sub("", line).strip() for line in lines if "qgpu: " not in line)
+    return "; ".join(text for text in said if text) or "sbatch refuses it and does not say why"
+
+
+def read_answer(status: int, said: str) -> Answer:
+    """The answer in what `sbatch --test-only` printed."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    told: dict[str, dict[str, str]] = {}
+    for line in lines:
+        if match := _TOLD.search(line):
+            told.setdefault(match["part"] or "", {})[match["name"]] = match["value"]
+    found = tuple(told.values())
+    if status != 0:
+        return Answer(refused=_sentence(lines), told=found)
+    start = next(filter(None, map(_START.search, lines)), None)
+    notes = [line.strip() for line in lines if "Preempts:" in line]
+    notes += [text for line in lines if (text := _own_note(line))]
+    if start is None:
+        return Answer(told=found, notes=tuple(notes))
+    nodes = tuple(expand(start["nodes"]))
+    return Answer(
+        start=Start(int(start["at"]), nodes, int(start["cpus"]), start["partition"]),
+        told=found,
+        notes=tuple(notes),
+    )
+
+
+def _own_note(line: str) -> str:
+    text = line.partition("qgpu: ")[2]
+    return "" if text.startswith("plan ") else text
+
+
+def ask(words: Sequence[str]) -> Answer | None:
+    """sbatch's answer to a command; None where no slurmctld answers. Nothing is submitted."""
+    env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "QGPU_PLAN": "1"}
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only", *words], env=env, capture_output=True, timeout=TIMEOUT_S,
+            check=False, stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0 and "UP" not in (program("scontrol", "ping") or ""):
+        return None
+    return read_answer(done.returncode, done.stderr + done.stdout)
+
+
+def no_nodes(answer: Answer) -> bool:
+    """Whether no set of nodes has what the job asks for."""
+    return _UNAVAILABLE in answer.refused
+
+
+# ---- what waits for ever, though sbatch takes it -------------------------------------------------
+
+
+def out_of_service() -> str:
+    """Nodes that take no jobs, with Slurm's reason for the first; empty if all do."""
+    rows = (program("sinfo", "-hN", "-t", "drain,down,fail", "-o", "%N %E") or "").splitlines()
+    names = sorted({row.split()[0] for row in rows if row.strip()})
+    reason = rows[0].partition(" ")[2] if rows else ""
+    return f"{','.join(names)} ({reason})" if names else ""
+
+
+def _unknown_gres(gres: str) -> str:
+    """The names in --gres that this Slurm does not have, with those that it has."""
+    text = program("scontrol", "show", "config") or ""
+    types = (re.search(r"^GresTypes\s*=\s*(\S+)", text, re.MULTILINE) or ["", ""])[1].split(",")
+    names = [entry.partition(":")[0] for entry in gres.split(",") if entry]
+    wrong = [name for name in names if name not in types]
+    if not wrong or types == [""]:
+        return ""
+    near = difflib.get_close_matches(wrong[0], types, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}:COUNT?" if near else "write NAME:COUNT"
+    return f": '{shown(wrong[0])}' is none of {', '.join(types)}; {hint}"
+
+
+def explain(refused: str, gres: str) -> str:
+    """A refusal in words that say what to look at."""
+    if refused == _INVALID_GRES:
+        return refused + _unknown_gres(gres)
+    if _UNAVAILABLE not in refused:
+        return refused
+    down = out_of_service()
+    less = f"; out of service are {down}" if down else ""
+    return (
+        f"{_UNAVAILABLE}: no set of nodes in service has these nodes, CPUs, memory, features and"
+        f" cards together{less}. Ask for less of -N, -c, -n or --mem (sinfo -Nel lists the nodes)"
+    )
+
+
+def minutes(text: str) -> float:
+    """Minutes of a time of Slurm: 30, 30:00, 1:00:00, 1-12, 1-12:30; infinite for a word."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]):
+        return float("inf")
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, more = numbers[0], [*numbers[1:], 0, 0]
+        return int(days) * 1440 + hours * 60 + more[0] + more[1] / 60
+    if len(numbers) == 3:
+        return numbers[0] * 60 + numbers[1] + numbers[2] / 60
+    return numbers[0] + (numbers[1] / 60 if len(numbers) == 2 else 0)
+
+
+def above_partition(time_limit: str | None, partition: str | None, qos: str | None) -> str:
+    """Why the job's time limit keeps it waiting for ever; empty if it does not, as with a QOS that
+    has a limit of its own (the flag PartitionTimeLimit).
+    """
+    if not time_limit or not partition:
+        return ""
+    text = program("scontrol", "-o", "show", "partition", partition) or ""
+    most = re.search(r" MaxTime=(\S+)", text)
+    if not most or minutes(time_limit) <= minutes(most[1]):
+        return ""
+    flags = ("sacctmgr", "-nP", "show", "qos", f"name={qos}", "format=flags")
+    if qos and "PartitionTimeLimit" in (program(*flags) or ""):
+        return ""
+    return (
+        f"sbatch takes --time={time_limit} and the job waits for ever (PartitionTimeLimit):"
+        f" partition {partition} allows {most[1]}; write --time={most[1]}"
+    )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of the job's QOS that it meets: for ever, or until others of it end."""
+
+    sentence: str
+    ever: bool
+
+
+def _tres(text: str) -> dict[str, tuple[int | None, int]]:
+    """`cpu=N(0),gres/qgpu=80(30)`: limit (None without one) and what is in use."""
+    found = re.findall(r"([\w/:.-]+)=(N|\d+)(?:\((\d+)\))?", text)
+    return {
+        name: (None if most == "N" else int(most), int(used or 0)) for name, most, used in found
+    }
+
+
+def _field(name: str, text: str) -> dict[str, tuple[int | None, int]]:
+    match = re.search(rf"\b{name}=(\S*)", text)
+    return _tres(match[1]) if match else {}
+
+
+def read_limit(text: str, wants: Mapping[str, int], uid: int) -> Limit | None:
+    """The first limit in `scontrol show assoc_mgr` of a QOS that a job with these TRES meets."""
+    name = (re.search(r"QOS=([^\s(]+)", text) or ["", ""])[1]
+    for tres, (most, _) in _field("MaxTRESPJ", text).items():
+        if most is not None and wants.get(tres, 0) > most:
+            said = f"QOS {name} allows {tres}={most} per job, this one asks for {wants[tres]}"
+            return Limit(f"{said}: sbatch takes it and it waits for ever", ever=True)
+    for tres, (least, _) in _field("MinTRESPJ", text).items():
+        if least is not None and wants.get(tres, 0) < least:
+            said = f"QOS {name} wants {tres}={least} per job at least, this one asks for"
+            return Limit(f"{said} {wants.get(tres, 0)}: it waits for ever", ever=True)
+    users = text.partition("User Limits")[2]
+    mine = re.search(rf"^ *(?:\S+\({uid}\)|{uid})$((?:\n +Max.*)*)", users, re.MULTILINE)
+    for whose, found in (
+        ("you", _field("MaxTRESPU", mine[1] if mine else "")),
+        ("all together", _field("GrpTRES", text)),
+    ):
+        for tres, (most, used) in found.items():
+            want = wants.get(tres, 0)
+            if most is not None and want and want + used > most:
+                said = f"QOS {name} gives {whose} {tres}={most}, {used} in use, {want} asked for"
+                ever = want > most
+                return Limit(f"{said}: it waits {'for ever' if ever else 'for those'}", ever)
+    jobs = re.search(r"MaxJobsPU=(\d+)\((\d+)\)", mine[1] if mine else "")
+    if jobs and int(jobs[2]) >= int(jobs[1]):
+        return Limit(f"QOS {name} lets you run {jobs[1]} job(s) at a time: it waits for one", False)
+    return None
+
+
+def limit_of(qos: str | None, wants: Mapping[str, int]) -> Limit | None:
+    """The limit of the job's QOS that it meets, if slurmctld shows it to this user."""
+    if not qos or "," in qos:
+        return None
+    text = program("scontrol", "show", "assoc_mgr", f"qos={qos.lower()}", "flags=qos")
+    return read_limit(text, wants, os.getuid()) if text else None
+
+
+# ---- when, behind whom, on which card ------------------------------------------------------------
+
+
+def behind(start: Start) -> str:
+    """The running job on those nodes whose time limit ends as the new one may start."""
+    nodes = ",".join(start.nodes)
+    text = program("squeue", "-h", "-t", "R", "-w", nodes, "-o", "%i|%e") or ""
+    ends = [row.split("|") for row in text.splitlines() if row.count("|") == 1]
+    found = [(int(end), job) for job, end in ends if end.isdigit() and int(end) <= start.at + NOW_S]
+    return max(found)[1] if found else ""
+
+
+def waiting(start: Start) -> str:
+    """That others wait in the partition, of which --test-only knows nothing; empty if none do."""
+    part = ("-p", start.partition) if start.partition else ()
+    text = program("squeue", "-h", "-t", "PD", *part, "-o", "%r") or ""
+    count = sum(reason in ("Resources", "Priority") for reason in text.splitlines())
+    return f"{count} job(s) wait here already: those of a higher priority go first" if count else ""
+
+
+@dataclass(frozen=True)
+class NodeUse:
+    """Shards in use on each card (None where this Slurm does not say), and shares by class."""
+
+    shards: tuple[int, ...] | None
+    granted: dict[JobClass, int]
+
+
+def read_use(text: str) -> NodeUse:
+    """Of `scontrol -d show node`; 22.05 names the cards with shards, and not how many."""
+    line = re.search(r"GresUsed=(\S*)", text)
+    used = re.findall(r"\bshard:[^(,]*\(([^)]*)\)", line[1] if line else "")
+    found = re.findall(r"(\d+)/\d+", used[0]) if len(used) == 1 else []  # of one model
+    granted: dict[JobClass, int] = {}
+    for job_class, share in re.findall(r"\bqgpu:(online|offline):(\d+)", line[1] if line else ""):
+        granted[job_class] = int(share)
+    none = used == ["IDX:N/A"]
+    shards = tuple(map(int, found)) if found else (0,) if none else None
+    return NodeUse(shards, granted)
+
+
+def use_of(node: str) -> NodeUse:
+    """What is in use of a node."""
+    return read_use(program("scontrol", "-d", "show", "node", node) or "")
+
+
+def card_of(use: NodeUse, shards: int, spread: bool) -> int | None:
+    """The card that Slurm takes for one share: the first that fits, or the one with most left."""
+    if use.shards is None or not shards:
+        return None
+    fits = [
+        (used if spread else 0, at) for at, used in enumerate(use.shards) if used + shards <= 100
+    ]
+    return min(fits)[1] if fits else None
