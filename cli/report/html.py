@@ -145,6 +145,15 @@ def _short(reports: Sequence[JobReport]) -> list[JobReport]:
     return [replace(report, name=printable(report.name, NAME_LENGTH)) for report in reports]
 
 
+def _save(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be written: {error.strerror}; name another file with --html"
+        ) from error
+
+
 def write_jobs(
     path: Path, reports: Sequence[JobReport], rows: Sequence[Row], where: Sequence[Place]
 ) -> None:
@@ -159,7 +168,7 @@ def write_jobs(
         plots=plots,
         note=note,
     )
-    path.write_text(page, encoding="utf-8")
+    _save(path, page)
 
 
 def write_window(
@@ -186,4 +195,4 @@ def write_window(
         plots=plots,
         note=note,
     )
-    path.write_text(page, encoding="utf-8")
+    _save(path, page)

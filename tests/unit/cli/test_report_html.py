@@ -219,6 +219,16 @@ def test_without_matplotlib_the_page_says_so(tmp_path, page, monkeypatch):
     assert "pip install 'qgpu[plots]'" in parsed(page).words.replace("&#39;", "'")
 
 
+@pytest.mark.usefixtures("page")
+def test_a_page_that_cannot_be_written_is_named(tmp_path):
+    where = tmp_path / "nosuch" / "page.html"
+    words = ["1", "--html", str(where), "--ledger", str(tmp_path / "ledger.sqlite")]
+    done = CliRunner().invoke(report, words)
+    assert done.exit_code == 1
+    said = f"{where} cannot be written: No such file or directory; name another file with --html"
+    assert said in done.output
+
+
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
