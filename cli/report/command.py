@@ -23,7 +23,7 @@ from cli.report import ledgers, text
 from cli.report.advice import advice
 from cli.report.ledgers import Place
 from cli.report.read import Read, Totals, read_jobs, read_totals, run_id
-from gres.config.site import ConfigError, load_config
+from gres.config.site import Config, ConfigError, load_config
 from gres.paths import PATHS
 from gres.units import UnitError, parse_duration
 from slurm_plugin.accounting import sacct
@@ -95,14 +95,16 @@ def check(asked: Asked) -> None:
             fail("report", f"'{word}' is not a name of a user, account or QOS")
 
 
-def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None) -> int:
+def report_jobs(
+    asked: Asked, where: Sequence[Place], given: Path | None = None, config: Config | None = None
+) -> int:
     """Jobs by number; the exit status."""
     ids = list(dict.fromkeys(job for jobs in asked.jobs.values() for job in jobs))
     runs = [number for text in ids if (number := run_id(text)) is not None]
     slurm = [text for text in ids if run_id(text) is None]
     known = accounting.choose().jobs(slurm) if slurm else []
     detailed = asked.form == "json" and len(ids) <= DETAILED_JOBS
-    read = read_jobs(known, None, runs, where, given, detailed)
+    read = read_jobs(known, None, runs, where, given, config, detailed)
     if asked.html is not None:
         from cli.report.html import write_jobs
 
@@ -147,7 +149,9 @@ def window_of(asked: Asked) -> tuple[int, int]:
     return since, until
 
 
-def report_window(asked: Asked, where: Sequence[Place], given: Path | None = None) -> int:
+def report_window(
+    asked: Asked, where: Sequence[Place], given: Path | None = None, config: Config | None = None
+) -> int:
     """A list of the window's jobs, or its totals by group; the exit status."""
     gc.disable()  # nothing of what is read is garbage before the end
     bounds = window_of(asked)
@@ -156,7 +160,7 @@ def report_window(asked: Asked, where: Sequence[Place], given: Path | None = Non
     if asked.by is None or asked.html is not None:
         whole = window._replace(listed=True)
         jobs = accounting.choose().between(whole)
-        listed = read_jobs(jobs, whole, (), where, given).with_cards()
+        listed = read_jobs(jobs, whole, (), where, given, config).with_cards()
     if asked.by is not None or not asked.whose:
         totals = read_totals(asked.by or "user", window, where)
     if asked.html is not None and listed is not None:
@@ -280,7 +284,7 @@ def report(
         loaded = None if ledger_files else load_config(config)
         where = ledgers.places(loaded) if loaded else [Place(path) for path in ledger_files]
         given = extensions.place(loaded) if loaded else None
-        status = (report_jobs if job_ids else report_window)(asked, where, given)
+        status = (report_jobs if job_ids else report_window)(asked, where, given, loaded)
     except (ConfigError, SlurmError, OSError) as error:
         fail("report", str(error))
     sys.exit(status)

@@ -7,10 +7,13 @@ are percent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from cli.report.limits import Limits, limits_of
 from enforcer.ledger.reclaims import Reclaim
+from enforcer.ledger.schema import FINE_S
 from enforcer.ledger.store import Usage
+from gres.config.site import Config
 from gres.grant.extension import Given
 from gres.units import UnitError, parse_size
 from slurm_plugin.accounting.sacct import Detail, SacctJob, parse_memory
@@ -71,6 +74,11 @@ class GrantReport:
     )
     reclaimed_s: float | None = None  # its memory was away for other jobs
     reclaims: tuple[ReclaimReport, ...] = ()
+    mem_refused: int | None = (
+        None  # most that it would have held with a refused allocation; 0: none
+    )
+    reached_most: float | None = None  # as `reached`, of the busiest FINE_S seconds
+    mem_total: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,7 @@ class JobReport:
     cpu_s: float | None = None  # of the processors, like the two below; None while it runs
     host_mem: int | None = None
     host_mem_peak: int | None = None
+    limits: Limits = field(default_factory=Limits)  # of requests for such a card; not in JSON
 
     @property
     def cpu_percent(self) -> float | None:
@@ -121,11 +130,18 @@ class JobReport:
     def as_json(self) -> dict[str, object]:
         """Plain values for JSON."""
         more = {"cpu_percent": self.cpu_percent, "host_mem_percent": self.host_mem_percent}
-        return asdict(self) | more
+        found = asdict(self) | more
+        del found["limits"]
+        return found
 
 
 def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def _percent(most_ns: int | None) -> float | None:
+    """The busiest FINE_S seconds as percent of the card."""
+    return None if most_ns is None else 100 * most_ns / (FINE_S * 10**9)
 
 
 def reclaim_report(row: Reclaim) -> ReclaimReport:
@@ -185,6 +201,9 @@ def grant_report(
         fetched=None if row.fetched is None else bool(row.fetched),
         reclaimed_s=_seconds(row.reclaimed_ns),
         reclaims=tuple(map(reclaim_report, reclaims)),
+        mem_refused=row.mem_refused,
+        reached_most=None if blind else _percent(row.busy_most_ns),
+        mem_total=row.mem_total,
     )
 
 
@@ -210,8 +229,11 @@ def build(
     given: Mapping[int, Given] | None = None,
     reclaims: Reclaims | None = None,
     details: Mapping[int, Detail] | None = None,
+    config: Config | None = None,
 ) -> list[JobReport]:
-    """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand."""
+    """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand. With
+    `config` the advice keeps to the limits of requests.
+    """
     of_job: dict[int, list[Usage]] = {}
     for row in rows:
         of_job.setdefault(row.job_id, []).append(row)
@@ -221,7 +243,19 @@ def build(
         _job(job, of_job.get(job.raw_id, []), now_ns, *more, seen.get(job.raw_id, Detail()))
         for job in jobs
     ]
+    if config is not None:
+        found = _with_limits(found, config)
     return [_with_given(job, (given or {}).get(job.raw_id)) for job in found]
+
+
+def _with_limits(jobs: Sequence[JobReport], config: Config) -> list[JobReport]:
+    """With those of the card where each job was last."""
+    nodes = {job.grants[-1].node for job in jobs if job.grants} & set(config.node_names())
+    limits = {node: limits_of(config, node) for node in nodes}
+    return [
+        replace(job, limits=limits.get(job.grants[-1].node, Limits())) if job.grants else job
+        for job in jobs
+    ]
 
 
 def _with_given(job: JobReport, given: Given | None) -> JobReport:

@@ -16,6 +16,7 @@ from cli.report import ledgers
 from cli.report.advice import advice
 from cli.report.ledgers import Found, Place, Question
 from cli.report.model import JobReport, build
+from gres.config.site import Config
 from gres.grant.store import RUN_BASE
 from slurm_plugin.accounting import sacct
 from slurm_plugin.accounting import source as accounting
@@ -107,6 +108,7 @@ def read_jobs(
     runs: Sequence[int],
     where: Sequence[Place],
     given: Path | None,
+    config: Config | None = None,
     detailed: bool = False,
 ) -> Read:
     """What the ledgers and Slurm's steps know of these jobs, which are all of the window where
@@ -120,7 +122,7 @@ def read_jobs(
     done, problems = extensions.known(given)
     usages = [row.usage for row in found.rows]
     steps = sacct.details(window or list(map(str, ids))) if ids else {}
-    reports = build(known, usages, time.time_ns(), latencies, done, away, steps)
+    reports = build(known, usages, time.time_ns(), latencies, done, away, steps, config)
     return Read(known, reports, found, found.problems + problems + missing_nodes(reports, where))
 
 

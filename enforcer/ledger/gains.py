@@ -4,6 +4,7 @@ enforcer/ledger/store.py writes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -101,6 +102,16 @@ def gains(now: tuple[int, ...], before: tuple[int, ...] | None) -> tuple[int, ..
     if before is None:
         return now
     return tuple([new - old if new >= old else new for new, old in zip(now, before, strict=True)])
+
+
+def recently(recent: deque[tuple[int, int]], gained: int, now_ns: int) -> int:
+    """Busy time of the last FINE_S seconds, after this gain is put to those of `recent`. What came
+    before a restart of qgpud is not in it: then some seconds of the busiest may count as idle.
+    """
+    recent.append((now_ns, gained))
+    while recent[0][0] <= now_ns - FINE_S * 10**9:
+        recent.popleft()
+    return min(sum(gain for _, gain in recent), FINE_S * 10**9)
 
 
 def optional_gains(

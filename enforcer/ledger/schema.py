@@ -51,6 +51,7 @@ class Sample(NamedTuple):
     closed_suspended_ns: int | None = None
     held_ns: int | None = None
     closed_idle_ns: int | None = None
+    mem_refused: int = 0
     mem_used: int | None = None
     close_hist: tuple[int, ...] | None = None
 
@@ -102,6 +103,10 @@ class Usage(NamedTuple):
     fetched: int | None = None  # 1: a task fetched the grant, 0: none did until its end
     reclaimed_ns: int | None = None  # its memory was away for other jobs
     closed_idle_ns: int | None = None  # of closed_preempted_ns: no job was on the card
+    mem_refused: int | None = (
+        None  # most that it would have held with a refused allocation; 0: none
+    )
+    busy_most_ns: int | None = None  # largest gain of busy_ns within FINE_S
 
     @property
     def key(self) -> tuple[int, str, int]:

@@ -10,6 +10,11 @@ ADD = "UPDATE usage SET " + ", ".join(
     [
         *(f"{name} = coalesce({name}, 0) + ?" for name in COUNTERS),
         *(f"{name} = max(coalesce({name}, 0), ?)" for name in PEAKS),
+        # Of a row that an older qgpud began they stay NULL: what was before its end is not in them.
+        *(
+            f"{name} = max(CASE WHEN sampled_at IS NULL THEN 0 ELSE {name} END, ?)"
+            for name in ("mem_refused", "busy_most_ns")
+        ),
         "harvest_ns = CASE class WHEN 'offline' THEN coalesce(harvest_ns, 0) + ? END",
         *(
             f"{name} = coalesce(coalesce({name}, 0) + ?, {name})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter, itemgetter
@@ -27,6 +28,7 @@ from enforcer.ledger.gains import (
     counter_deltas,
     gains,
     optional_gains,
+    recently,
 )
 from enforcer.ledger.read import read_usage
 from enforcer.ledger.schema import (
@@ -86,6 +88,8 @@ class Ledger:
         self._cards: dict[tuple[str, str], HeldCard] = {}
         # the last sample of each open row, written or not
         self._last: dict[int, tuple[Sample, int]] = {}
+        # gains of busy_ns of each open row in the last FINE_S, with their times
+        self._recent: dict[int, deque[tuple[int, int]]] = {}
         self._syncer = Syncer(self.path.with_name(self.path.name + "-wal"))
         try:
             make(self.path)
@@ -122,6 +126,7 @@ class Ledger:
             self._rows.clear()
             self._baselines.clear()
             self._last.clear()
+            self._recent.clear()
             self._online = None
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
@@ -200,6 +205,7 @@ class Ledger:
             self._baselines.pop(row, None)
             self._nvml_peaks.pop(row, None)
             self._last.pop(row, None)
+            self._recent.pop(row, None)
 
     def _with_online(self) -> frozenset[str]:
         """Cards with a standing online grant: busy time of offline jobs there is harvest."""
@@ -323,10 +329,12 @@ class Ledger:
         known = before if before is not None and now.goes_on(before) else None
         gained = gains(now.counters, None if known is None else known.counters)
         harvest = gained[_BUSY] if sample.uuid in self._with_online() else 0
+        recent = self._recent.setdefault(row, deque())
+        needs = (fit(sample.mem_refused), recently(recent, gained[_BUSY], now_ns))
         optional = optional_gains(now.optional, None if known is None else known.optional)
         held = self._memory_gains(row, sample, before, now_ns)
         writes.usage.append(
-            (*gained, *fitted(_PEAKS(sample)), harvest, *optional, *held, now_ns, row)
+            (*gained, *fitted(_PEAKS(sample)), *needs, harvest, *optional, *held, now_ns, row)
         )
         series: tuple[int, ...] = _SERIES(gained)
         if max(series) > SERIES_MOST:

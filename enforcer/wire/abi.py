@@ -137,9 +137,11 @@ def pack_card(
     return page
 
 
-def pack_grant(grant: Grant, injection: Injection = "preload", managed: Managed = "full") -> bytes:
+def pack_grant(
+    grant: Grant, injection: Injection = "preload", managed: Managed = "full", usable: int = 0
+) -> bytes:
     """Bytes of struct qg_grant for `grant`; `injection` is how SPANK brings the shim into its
-    tasks, `managed` how managed memory is charged.
+    tasks, `managed` how managed memory is charged, `usable` MiB that shares have of a card.
 
     Raises AbiError when a number or a path does not fit; only `message` is shortened, since it is
     for people.
@@ -158,6 +160,7 @@ def pack_grant(grant: Grant, injection: Injection = "preload", managed: Managed 
     page.shim_path = c_text(grant.shim_path, 256, "shim path")
     page.message = _clip(grant.message, 512)
     page.injection = _code(INJECTION_CODES, injection, "injection")
+    page.usable = bounded(usable, 0, 2**32 - 1, "memory of a card for shares")
     for i, card in enumerate(grant.cards):
         page.cards[i] = pack_card(card, managed, grant.reclaimable)
     _require_complete(page)

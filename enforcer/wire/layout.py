@@ -102,7 +102,8 @@ class GrantPage(ctypes.Structure):
         ("shim_path", c_char * 256),
         ("message", c_char * 512),
         ("injection", c_uint32),
-        ("reserved", c_uint8 * 236),
+        ("usable", c_uint32),
+        ("reserved", c_uint8 * 232),
         ("cards", GrantCardPage * 16),
     ]
 
@@ -181,7 +182,8 @@ class ProcSlot(ctypes.Structure):
         ("idle_launches", c_uint64),
         ("mem_contexts", c_uint64),
         ("mem_wanted", c_uint64),
-        ("pad", c_uint8 * 368),
+        ("mem_refused", c_uint64),
+        ("pad", c_uint8 * 360),
         ("fences", Fence * 64),
         ("lanes", Lane * 16),
         ("tail", c_uint8 * 2048),

@@ -219,6 +219,7 @@ class CtlTenant(ctypes.Structure):
         ("closed_suspended_ns", c_uint64),
         ("held_ns", c_uint64),
         ("closed_idle_ns", c_uint64),
+        ("mem_refused", c_uint64),
         ("close_hist", c_uint32 * 16),
     ]
 

@@ -72,6 +72,7 @@ class TenantStats(NamedTuple):
     closed_suspended_ns: int = 0
     held_ns: int = 0
     closed_idle_ns: int = 0
+    mem_refused: int = 0
     close_hist: tuple[int, ...] = (0,) * abi.CLOSE_BUCKETS
 
 
@@ -248,7 +249,7 @@ def stats(data: bytes) -> TenantStats:
     if len(data) != _TENANT.size:
         abi.parse(abi.CtlTenant, data, "tenant message")  # says what is wrong with it
     value = _TENANT.unpack(data)
-    flags, policy, deficit_ns, mem_extra, suspended_ns, held_ns, idle_ns = value[23:30]
+    flags, policy, deficit_ns, mem_extra, suspended_ns, held_ns, idle_ns, refused = value[23:31]
     fields = (
         value[4],
         _text(value[5]),
@@ -264,7 +265,8 @@ def stats(data: bytes) -> TenantStats:
         suspended_ns,
         held_ns,
         idle_ns,
-        value[30:],
+        refused,
+        value[31:],
     )
     return TenantStats._make(fields)
 

@@ -39,6 +39,11 @@ class Node:
     injection: Injection = "preload"
     managed: Managed = "full"
 
+    @property
+    def usable(self) -> int:
+        """MiB that shares have of one of its cards."""
+        return self.cards[0].usable if self.cards else 0
+
 
 def for_node(path: str, name: str) -> str:
     """`path` with every %n replaced by the node's name."""

@@ -113,6 +113,7 @@ def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
         closed_suspended_ns=stats.closed_suspended_ns,
         held_ns=stats.held_ns,
         closed_idle_ns=stats.closed_idle_ns,
+        mem_refused=stats.mem_refused,
         close_hist=stats.close_hist,
     )
 

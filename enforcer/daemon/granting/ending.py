@@ -116,7 +116,7 @@ class Books:
         `anew`: it is not the standing one, whose files stay as they are where they are right.
         """
         try:
-            blob = pack_grant(grant, node.injection, node.managed)
+            blob = pack_grant(grant, node.injection, node.managed, node.usable)
             if anew or not self.store.holds(grant, blob):
                 self.store.write_both(grant, blob)
         except (AbiError, GrantError, OSError) as error:

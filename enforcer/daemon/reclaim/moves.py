@@ -231,7 +231,6 @@ class Moves:
 
     def _looked(self, away: Away, outcome: Outcome) -> None:
         """What takes its memory back by itself leaves again, and ends if it goes on so."""
-
         if outcome.done and outcome.states() <= {"checkpointed"}:
             away.until_ns = self.service.ports.clock.monotonic_ns() + (ASK_NS << away.asks)
             away.asks += 1
@@ -387,6 +386,9 @@ class Moves:
         elif states <= {"running"}:
             self._home(away, "undone" if leaving else "returned", None)
         elif states == {"checkpointed"} and away.recorded:
+            if leaving:  # it left, though nobody saw how long that took
+                took = max(0, self.service.ports.clock.realtime_ns() - away.left_at)
+                self.service.sampler.note(rows.moved, self.service.ledger, away.grant.job_id, took)
             away.state = "checkpointed"
             emit(logging.INFO, "reclaim", step="found", job=away.grant.job_id, bytes=away.size)
         else:

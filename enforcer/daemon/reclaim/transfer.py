@@ -215,7 +215,7 @@ class Transfers:
     def _write(self, grant: Grant) -> str:
         node = self.service.node
         try:
-            blob = pack_grant(grant, node.injection, node.managed)
+            blob = pack_grant(grant, node.injection, node.managed, node.usable)
             self.service.store.rewrite(grant, blob)
         except (AbiError, GrantError, OSError) as error:
             return f"the grant of job {grant.job_id} cannot be written: {error}"
@@ -260,7 +260,8 @@ class Transfers:
         """Write the grant's files again where an earlier qgpud was killed between the two."""
         node = self.service.node
         with contextlib.suppress(AbiError):
-            if not self.service.store.holds(grant, pack_grant(grant, node.injection, node.managed)):
+            blob = pack_grant(grant, node.injection, node.managed, node.usable)
+            if not self.service.store.holds(grant, blob):
                 why = self._write(grant)
                 emit(logging.WARNING, "grant-mended", job=grant.job_id, why=why or None)
 

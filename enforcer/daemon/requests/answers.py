@@ -273,7 +273,8 @@ class Asks:
             "mem_cap": card.mem_cap,
             "share": card.share,
         }
-        return Reply(body, sealed_copy(pack_grant(grant, managed=service.node.managed)))
+        node = service.node
+        return Reply(body, sealed_copy(pack_grant(grant, managed=node.managed, usable=node.usable)))
 
     def _check_count(self, peer: Peer) -> None:
         """Limit the programs; on cards without isolation nothing else bounds them."""

@@ -55,7 +55,7 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
     if old.reclaimable and not taken:
         _check_at_home(service, old)
     try:
-        blob = pack_grant(new, service.node.injection, service.node.managed)
+        blob = pack_grant(new, service.node.injection, service.node.managed, service.node.usable)
         service.store.rewrite(new, blob)
     except (AbiError, GrantError, OSError) as error:
         raise ReclassError(f"the grant of job {job_id} cannot be written: {error}") from None

@@ -91,7 +91,8 @@ struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
     char shim_path[256];   /* absolute path of the shim, for LD_PRELOAD */
     char message[512];     /* refused: the sentence that the user reads */
     uint32_t injection;    /* enum qg_injection; a plugin that does not know the word preloads */
-    uint8_t reserved[236];
+    uint32_t usable;       /* MiB that shares have of such a card; 0: its memory, an older qgpud */
+    uint8_t reserved[232];
     struct qg_grant_card cards[QG_MAX_CARDS];
 };
 
@@ -167,7 +168,7 @@ struct qg_proc {            /* one process of the job; only the pid is the arbit
     uint64_t launches;      /* of threads without a lane; seq_cst, before the gate word is read */
     uint64_t mem_used;      /* bytes held on this card by this process */
     uint64_t mem_pending;   /* bytes being allocated just now */
-    uint64_t mem_peak;      /* largest mem_used */
+    uint64_t mem_peak;      /* most that the job held on this card when this process allocated */
     uint64_t mem_denied;    /* allocations refused because of the cap */
     uint64_t gate_waits;    /* launches that found the gate closed */
     uint64_t gate_wait_ns;  /* time spent there */
@@ -186,7 +187,8 @@ struct qg_proc {            /* one process of the job; only the pid is the arbit
     uint64_t idle_launches; /* until then; if there were more since, the report is void */
     uint64_t mem_contexts;  /* the part of mem_used that is reserved for contexts */
     uint64_t mem_wanted;    /* bytes that allocations wait for which the driver refused; or 0 */
-    uint8_t pad[368];
+    uint64_t mem_refused;   /* most that the job would have held with an allocation in mem_denied */
+    uint8_t pad[360];
     struct qg_fence fences[QG_FENCES]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];    /* offset 1024 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];

@@ -170,6 +170,7 @@ struct qg_ctl_tenant { /* the measured state of one tenant */
     /* online: at work or within idle_release after it, so that offline is locked out */
     uint64_t held_ns;
     uint64_t closed_idle_ns; /* part of closed_preempted_ns: no work was on the card */
+    uint64_t mem_refused;    /* the most that it would have held with a refused allocation */
     /* closings for online: bucket k counts those below 2^k us, the last one all others */
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
@@ -308,7 +309,7 @@ QG_PIN(struct qg_ctl_card, 104);
 QG_PIN(struct qg_ctl_grant, 152);
 QG_PIN(struct qg_ctl_revoke, 72);
 QG_PIN(struct qg_ctl_ack, 32);
-QG_PIN(struct qg_ctl_tenant, 296);
+QG_PIN(struct qg_ctl_tenant, 304);
 QG_PIN(struct qg_ctl_process, 112);
 QG_PIN(struct qg_ctl_overhead, 88);
 QG_PIN(struct qg_ctl_memory, 80);

@@ -44,7 +44,7 @@ def test_a_list_comes_in_few_packets(tmp_path: Path) -> None:
         assert link.processes() == []
         came = packets(link.path, abi.CTL_STATS)
         assert len(came) == 3 and max(map(len, came)) <= abi.LIST_BYTES
-        assert sum(map(len, came)) == 240 * 296 + 32
+        assert sum(map(len, came)) == 240 * 304 + 32
 
 
 def test_a_list_of_what_is_no_list_is_refused_and_the_connection_goes_on(tmp_path: Path) -> None:

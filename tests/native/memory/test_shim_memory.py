@@ -44,8 +44,32 @@ def test_cap_is_exact_and_said_once(tmp_path: Path, arbiter: s.FakeArbiter) -> N
         error = probe.finish()
     assert error == (
         "qgpu: allocation of 1.0 MiB refused: job 4711 holds 24.0 of 24.0 GiB on this card. "
-        "Ask for more with vram (for example --gres=qgpu:30,vram:25G) or use less.\n"
+        "Ask for more with vram (for example --gres=qgpu:30,vram:28G) or use less.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "usable", "words"),
+    [
+        (60 * GIB, 0, "--gres=qgpu:30,vram:72G) or use less"),
+        (70 * GIB, 78 * 1024, "--gres=qgpu:30,vram:78G) or use less"),
+        (70 * GIB, 79000, "--gres=qgpu:30,vram:79000M) or use less"),
+        (74 * GIB + 1, 78 * 1024, "Ask for a whole card with --gres=gpu:1 or use less"),
+        (76 * GIB, 78 * 1024, "Use less: shares have 78.0 GiB of this card"),
+        (2**62, 78 * 1024, "Use less: shares have 78.0 GiB of this card"),
+    ],
+)
+def test_refusal_names_what_would_have_been_enough(
+    tmp_path: Path, arbiter: s.FakeArbiter, size: int, usable: int, words: str
+) -> None:
+    with s.governed(tmp_path, [24 * GIB], usable=usable) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {4 * GIB}") == 0
+        assert probe.ask(f"alloc 1 {size}") == s.OUT_OF_MEMORY
+        assert arbiter.card.proc("mem_refused") == size + 4 * GIB
+        assert arbiter.card.proc("mem_peak") == 4 * GIB
+        error = probe.finish()
+    assert words in error
 
 
 def test_memory_info_tells_the_cap(tmp_path: Path, arbiter: s.FakeArbiter) -> None:

@@ -70,7 +70,8 @@ class Worker:
     held: dict[int, tuple[str, int]] = field(default_factory=dict)
     launches: int = 0
     denied: int = 0
-    peak: int = 0
+    peak: int = 0  # of the whole job, when this process allocated
+    refused: int = 0
 
     @property
     def used(self) -> int:
@@ -123,8 +124,9 @@ class Model:
         assert result == (0 if fits else s.OUT_OF_MEMORY), (kind, size, self.used(), self.cap)
         if fits:
             worker.held[place] = (kind, size)
-            worker.peak = max(worker.peak, worker.used)
+            worker.peak = max(worker.peak, self.used())
         else:
+            worker.refused = max(worker.refused, self.used() + size)
             worker.denied += 1
             self.refusals += 1
 
@@ -181,9 +183,15 @@ class Model:
     def check(self) -> None:
         """Slots and model agree."""
         for worker in self.workers:
-            names = ("mem_used", "mem_pending", "mem_peak", "mem_denied", "launches")
-            told = tuple(self.arbiter.card.proc(name, worker.slot) for name in names)
-            assert told == (worker.used, 0, worker.peak, worker.denied, worker.launches)
+            own = {
+                "mem_used": worker.used,
+                "mem_pending": 0,
+                "mem_peak": worker.peak,
+                "mem_denied": worker.denied,
+                "mem_refused": worker.refused,
+                "launches": worker.launches,
+            }
+            assert own == {name: self.arbiter.card.proc(name, worker.slot) for name in own}
         assert self.arbiter.sum() == (self.used() - self.extra, 0)
 
     def schedule(self) -> None:

@@ -96,7 +96,7 @@ def test_preemptions_and_denials_are_counted(live: Live) -> None:
     assert 0.15 < below["suspended_idle_s"] < below["suspended_s"] - 0.4
     assert (above["preempted"], above["suspended_s"]) == (0, 0)
     assert above["denied"] == 1
-    assert any("--gres=qgpu:50,vram:5G" in line for line in found[online]["advice"])
+    assert any("--gres=qgpu:50,vram:6G" in line for line in found[online]["advice"])
 
 
 def test_report_in_its_three_forms(live: Live) -> None:

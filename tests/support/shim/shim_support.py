@@ -60,6 +60,7 @@ def grant_bytes(
     injection: int = 0,
     uid: int = 0,
     card_flags: int = 0,
+    usable: int = 0,
 ) -> bytes:
     """A struct qg_grant for job 4711 with one card per cap."""
     page = abi.GrantPage(
@@ -67,6 +68,7 @@ def grant_bytes(
     )
     page.job_class, page.ncards, page.created_ns = abi.CLASS_OFFLINE, len(caps), 1
     page.node, page.run_dir, page.injection = b"n1", bytes(run_dir), injection
+    page.usable = usable
     page.driver_path, page.shim_path = bytes(driver), bytes(SHIM)
     for number, cap in enumerate(caps):
         uuid = uuids[number] if uuids else UUID.format(number + 1)
@@ -366,9 +368,10 @@ def governed(
     *,
     shim: Path = SHIM,
     env: dict[str, str] | None = None,
+    usable: int = 0,
 ) -> Iterator[Probe]:
     """A probe with a grant in a sealed descriptor; killed at the end if it still lives."""
-    fd = sealed("grant", grant_bytes(run_dir, caps))
+    fd = sealed("grant", grant_bytes(run_dir, caps, usable=usable))
     probe = launch(run_dir, {"QGPU_GRANT_FD": str(fd)} | (env or {}), (fd,), wrap, shim)
     os.close(fd)
     try:

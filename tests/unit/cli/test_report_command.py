@@ -199,49 +199,10 @@ def test_requeued_job_has_a_line_per_grant(ledger, call):
     assert [line.split("|")[9] for line in lines] == ["BUSY_S", "1.0", "2.0"]
 
 
-ADVICE: list[tuple[dict[str, int], Grant, str]] = [
-    ({"denied": 4, "launches": 1}, grant(12), r"4 allocation\(s\) were refused.*vram:14G"),
-    (
-        {"mem_peak": GIB, "launches": 1, "busy_ns": 30 * SECOND},
-        grant(12),
-        "at most 1.0 GiB.*vram:2G",
-    ),
-    ({"launches": 0}, grant(12), "never used its card"),
-    (
-        {"launches": 9, "busy_ns": 5 * SECOND, "mem_peak": 9 * GIB},
-        grant(12),
-        "reached 5 %.*--gres=qgpu:7",
-    ),
-    (
-        {
-            "launches": 9,
-            "busy_ns": 30 * SECOND,
-            "mem_peak": 9 * GIB,
-            "closed_preempted_ns": 60 * SECOND,
-        },
-        grant(12, job_class="offline"),
-        "suspended it for 60%.*--qos",
-    ),
-    (
-        {
-            "launches": 9,
-            "busy_ns": 30 * SECOND,
-            "mem_peak": 9 * GIB,
-            "closed_share_ns": 60 * SECOND,
-        },
-        grant(12),
-        "waited 60%.*--gres=qgpu:45",
-    ),
-]
-
-
-@pytest.mark.parametrize(("counters", "item", "words"), ADVICE, ids=range(len(ADVICE)))
-def test_advice_names_the_flag(ledger, call, counters, item, words):
-    import re
-
-    use(ledger, item=item, **counters)
+def test_advice_is_a_line_below_the_table(ledger, call):
+    use(ledger, mem_peak=GIB, launches=1, busy_ns=30 * SECOND)
     lines = [line for line in call("12").stdout.splitlines() if line.startswith("* ")]
-    assert len(lines) == 1 and re.search(words, lines[0]), lines
+    assert lines == ["* job 12: it held at most 1.0 of 12.0 GiB: --gres=qgpu:30,vram:2G would do."]
 
 
 def test_no_advice_where_nothing_stands_out(ledger, call):

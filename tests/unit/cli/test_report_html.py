@@ -148,7 +148,7 @@ def test_users_words_are_text_and_nothing_else(page):
 
 def test_page_says_the_numbers_and_the_advice(page):
     words = parsed(page).words
-    assert "24.5" in words and "job 1: it used at most 1.0 GiB of 12.0 GiB" in words
+    assert "24.5" in words and "job 1: it held at most 1.0 of 12.0 GiB" in words
     for title in ("Cards by class", "Job 1 <script>alert(1)</script> on n1:0", "Job 3 train on"):
         assert title in words
 

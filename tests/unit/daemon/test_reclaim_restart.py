@@ -71,6 +71,22 @@ def test_a_job_that_was_leaving_is_finished(made: Lab, service: NodeService, sta
     assert again.reclaimer.moves.away[1].state == "checkpointed"
 
 
+def test_a_job_that_left_meanwhile_is_known_to_have_left(made: Lab, service: NodeService) -> None:
+    pid = made.offline(service, 1, 60)
+    (made.directory / "hang").touch()
+    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
+    helper = made.helper_process(service)
+    helper.kill()
+    helper.wait()
+    (made.directory / "hang").unlink()
+    made.set(pid, "checkpointed")
+    assert made.rows(1)[0].leave_ns is None
+    again = made.crash(service)
+    again.reclaimer.tick()
+    made.settle(again)
+    assert made.calls()[-1] == "state" and made.rows(1)[0].leave_ns is not None
+
+
 def test_a_job_that_did_not_begin_to_leave_goes_on(made: Lab, service: NodeService) -> None:
     made.offline(service, 1, 60)
     (made.directory / "hang").touch()

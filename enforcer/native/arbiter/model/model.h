@@ -197,7 +197,7 @@ struct tenant_usage {
     bool wanted, took_quanta, suspended;
 
     /* totals since the grant; they never fall */
-    uint64_t launches, mem_denied, mem_used, mem_peak;
+    uint64_t launches, mem_denied, mem_used, mem_peak, mem_refused;
     uint64_t busy_ns, closed_preempted_ns, closed_share_ns, closed_suspended_ns, closed_idle_ns,
         preemptions, close_max_ns, granted_ns;
     uint64_t locked_out_ns; /* online: time in which offline was locked out for it */

@@ -402,6 +402,9 @@ void sample_counters(struct tenant *t)
         uint64_t peak = bytes(READ_ONCE(page->mem_peak));
         if (peak > t->usage.mem_peak)
             t->usage.mem_peak = peak;
+        uint64_t refused = bytes(READ_ONCE(page->mem_refused));
+        if (refused > t->usage.mem_refused)
+            t->usage.mem_refused = refused;
         advance(&t->usage.mem_denied, &s->denied, READ_ONCE(page->mem_denied));
     }
     t->usage.mem_used = used;

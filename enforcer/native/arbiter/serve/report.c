@@ -79,6 +79,7 @@ static void fill(struct tenant *t, struct qg_ctl_tenant *m)
     m->closed_suspended_ns = t->usage.closed_suspended_ns;
     m->held_ns = t->usage.locked_out_ns;
     m->closed_idle_ns = t->usage.closed_idle_ns;
+    m->mem_refused = t->usage.mem_refused;
     memcpy(m->close_hist, t->usage.close_hist, sizeof(m->close_hist));
 }
 

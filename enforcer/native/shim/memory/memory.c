@@ -27,6 +27,8 @@
 #define DEAD_UNNOTICED_NS 20000000u
 /* ns for which memory of a dead process may stay on the card. Chosen, not measured. */
 #define DEAD_FREED_NS 100000000u
+#define GIB           (UINT64_C(1) << 30)
+#define MIB           (UINT64_C(1) << 20)
 
 pthread_mutex_t qg_allocation_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool reported, reported_unregistered;
@@ -90,6 +92,7 @@ void qg_publish(struct qg_card *card)
     uint64_t denied = __atomic_load_n(&pages->proc->mem_denied, __ATOMIC_RELAXED) + card->denied;
     __atomic_store_n(&pages->proc->mem_denied, denied, __ATOMIC_RELAXED);
     card->denied = 0;
+    __atomic_store_n(&pages->proc->mem_refused, card->refused, __ATOMIC_RELAXED);
     __atomic_store_n(&pages->proc->mem_contexts, card->context_bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&pages->proc->made, card->contexts, __ATOMIC_RELAXED);
     qg_job_publish(pages, card->used, card->pending);
@@ -136,6 +139,38 @@ static bool may_hold(struct qg_card *card)
     return QG_LIKELY(qg_pages_of(card) != NULL) || !qg_link_for_memory(card);
 }
 
+/* What would have sufficed, with the reserve of cli/report/request.py: `qgpu report` says the same
+ * of this allocation. The size comes from the program, so the sum may overflow. */
+static void advise(char *how, size_t room, const struct qg_card *card, uint64_t used, uint64_t size)
+{
+    uint64_t total, ask, usable = qg_info.grant.usable * MIB;
+    bool run = qg_info.grant.job_id >= QG_JOB_WITHOUT_SLURM;
+    if (!usable)
+        usable = card->grant->mem_total;
+    if (__builtin_add_overflow(used, size, &total) || total > UINT64_MAX / 2)
+        total = UINT64_MAX / 2;
+    if (total > usable) {
+        if (!run && total + GIB <= card->grant->mem_total)
+            snprintf(how, room, "Ask for a whole card with --gres=gpu:1 or use less.");
+        else
+            snprintf(how, room, "Use less: shares have %.1f GiB of this card.",
+                     (double)usable / (double)GIB);
+        return;
+    }
+    ask = total + (total / 8 > 256 * MIB ? total / 8 : 256 * MIB);
+    ask = (ask + GIB - 1) / GIB * GIB;
+    ask = ask < usable ? ask : usable;
+    bool whole = ask % GIB == 0;
+    unsigned long long count = ask / (whole ? GIB : MIB);
+    if (run)
+        snprintf(how, room, "Ask for more with qgpu run --mem %llu%c or use less.", count,
+                 whole ? 'G' : 'M');
+    else
+        snprintf(how, room,
+                 "Ask for more with vram (for example --gres=qgpu:%u,vram:%llu%c) or use less.",
+                 card->grant->share, count, whole ? 'G' : 'M');
+}
+
 static void report_denied(struct qg_card *card, uint64_t size, const char *what, uint64_t used,
                           uint64_t cap)
 {
@@ -158,26 +193,13 @@ static void report_denied(struct qg_card *card, uint64_t size, const char *what,
                    (int)getpid(), job, why);
         return;
     }
-    /* The size comes from the program, so the sum may overflow or exceed the card. The message then
-     * suggests the card's size. */
-    uint64_t total, gib = 1u << 30, mib = 1u << 20;
-    if (__builtin_add_overflow(used, size, &total) || total > card->grant->mem_total)
-        total = card->grant->mem_total;
-    bool whole = cap >= gib;
-    unsigned long long ask = whole ? (total + gib - 1) / gib : (total + mib - 1) / mib;
-    if (cap >= gib && held.unit[0] != 'G')
-        held = (struct amount){(double)used / (double)gib, "GiB"};
-    char how[96];
-    if (job >= QG_JOB_WITHOUT_SLURM)
-        snprintf(how, sizeof(how), "qgpu run --mem %llu%c", ask, whole ? 'G' : 'M');
-    else
-        snprintf(how, sizeof(how), "vram (for example --gres=qgpu:%u,vram:%llu%c)",
-                 card->grant->share, ask, whole ? 'G' : 'M');
-    qg_message(
-        "%s of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask for more with "
-        "%s or use less.",
-        what, want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
-        strcmp(held.unit, all.unit) ? held.unit : "", all.value, all.unit, how);
+    if (cap >= GIB && held.unit[0] != 'G')
+        held = (struct amount){(double)used / (double)GIB, "GiB"};
+    char how[128];
+    advise(how, sizeof(how), card, used, size);
+    qg_message("%s of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. %s", what,
+               want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
+               strcmp(held.unit, all.unit) ? held.unit : "", all.value, all.unit, how);
 }
 
 enum verdict { ADMITTED, REFUSED, CROWDED };
@@ -202,6 +224,10 @@ static enum verdict attempt(struct qg_card *card, uint64_t size, struct seen *se
         qg_publish(card);
         job_sums(card, pages, &seen->used, &pending);
         if (!__builtin_add_overflow(seen->used, pending, &sum) && sum <= cap) {
+            /* The arbiter samples the sum only now and then, and this is what a smaller cap would
+             * have refused. The next publication has it. */
+            if (sum > card->peak)
+                card->peak = sum;
             pthread_mutex_unlock(&qg_allocation_lock);
             return ADMITTED;
         }
@@ -256,14 +282,26 @@ bool qg_reserve_now(struct qg_card *card, uint64_t size)
     return card && may_hold(card) && attempt(card, size, &seen) == ADMITTED;
 }
 
+/* Without pages it was refused because no arbiter registered the process: no cap was too small. */
+static void note_refused(struct qg_card *card, uint64_t size, uint64_t used, uint64_t pending)
+{
+    uint64_t total;
+    if (__builtin_add_overflow(used, pending, &total) ||
+        __builtin_add_overflow(total, size, &total))
+        total = UINT64_MAX;
+    if (qg_pages_of(card) && total > card->refused)
+        card->refused = total;
+    card->denied++;
+    qg_publish(card);
+}
+
 void qg_refuse_for(struct qg_card *card, uint64_t size, const char *what)
 {
     uint64_t used = 0, pending;
     if (card) {
         pthread_mutex_lock(&qg_allocation_lock);
-        card->denied++;
-        qg_publish(card);
         job_sums(card, qg_pages_of(card), &used, &pending);
+        note_refused(card, size, used, pending);
         pthread_mutex_unlock(&qg_allocation_lock);
     }
     report_denied(card, size, what, used, card ? qg_cap(card) : 0);

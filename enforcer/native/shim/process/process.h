@@ -62,8 +62,9 @@ struct qg_card {
     /* Memory, under qg_allocation_lock. */
     uint64_t used;
     uint64_t pending;
-    uint64_t peak;
+    uint64_t peak;          /* of the whole job, when this process allocated */
     uint64_t denied;        /* refused, and not yet counted in the pages */
+    uint64_t refused;       /* most that the job would have held with one of those */
     uint64_t context_bytes; /* the part of used that is reserved for contexts */
     uint32_t contexts;      /* that it is reserved for */
 
