@@ -224,7 +224,7 @@ def test_a_page_that_cannot_be_written_is_named(tmp_path):
     where = tmp_path / "nosuch" / "page.html"
     words = ["1", "--html", str(where), "--ledger", str(tmp_path / "ledger.sqlite")]
     done = CliRunner().invoke(report, words)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     said = f"{where} cannot be written: No such file or directory; name another file with --html"
     assert said in done.output
 
