@@ -14,7 +14,7 @@ ROLES: tuple[Role, ...] = ("controller", "node", "login")
 Action = Literal["add", "replace", "remove", "run"]
 Severity = Literal["fail", "warn"]
 
-AGAIN = "qgpu setup"
+AGAIN = "qgpu setup"  # differences() adds the options with which it works on this host
 # a line that Slurm cannot read: `has` is the sentence, and only the admin knows what to write
 SYNTAX = "syntax"
 
