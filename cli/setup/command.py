@@ -17,7 +17,7 @@ from cli.site.plan import DEFAULT_CONFIG
 from gres.config.site import Config, ConfigError, load_config
 from gres.paths import PATHS
 from gres.trusted import distrust
-from slurm_plugin.site.difference import ROLES, Role
+from slurm_plugin.site.difference import ROLES, Role, setup_command
 
 
 def read_config(here: Here, path: str) -> Config:
@@ -129,9 +129,9 @@ def setup(
                     " by --slurm-conf"
                 )
             config = read_config(here, config_path)
-            _set_up(
-                Work(here, config, roles, configless, lua_dir, dry), config_path, replace, as_json
-            )
+            again = setup_command(roles, config_path, node, slurm_conf)
+            work = Work(here, config, roles, configless, lua_dir, dry, again)
+            _set_up(work, config_path, replace, as_json)
     except PlaceError as error:
         raise click.ClickException(str(error)) from None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cli.setup.host import Here
 from cli.setup.place import Done
 from gres.printable import printable
-from slurm_plugin.site.difference import SYNTAX, Difference, Role
+from slurm_plugin.site.difference import Difference, Role
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import Restart
 
@@ -91,8 +91,6 @@ def _step(number: int, difference: Difference) -> list[str]:
     """One step; the line to write stands alone, for copying."""
     mark = "" if difference.severity == "fail" else "(advice) "
     lines = [f"{number:3}. {mark}{difference.sentence}"]
-    if difference.key == SYNTAX:
-        return [*lines, f"     {difference.todo}"]
     if difference.action == "remove":
         return [*lines, f"     remove line {difference.line} of {difference.file}"]
     if not difference.write:

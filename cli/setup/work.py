@@ -47,6 +47,7 @@ class Work:
     configless: bool | None
     lua_dir: str
     dry: bool
+    again: str  # this command, as setup_command() spells it
 
     @cached_property
     def bare(self) -> Site:
@@ -118,6 +119,7 @@ class Work:
             flat=self.flat,
             lua_dir=self.lua_dir,
             yaml=yaml,
+            again=self.again,
         )
 
 

@@ -68,6 +68,9 @@ def _script(
         yield stale(name, path, f"a link to {ours}", why)
     elif any(word not in text for word in words):
         missing = next(word for word in words if word not in text)
+        if text == site.text(ours):
+            yield stale(name, ours, f"the call {missing}", why)
+            return
         has, needed = f"no {missing}", "a call of qgpu's module"
         yield Difference(name, path, 0, has, needed, "add", lines, why, "")
 

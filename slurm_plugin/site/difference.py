@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from gres.paths import PATHS
 from gres.printable import printable
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.settings import Restart
@@ -15,6 +18,19 @@ Action = Literal["add", "replace", "remove", "run"]
 Severity = Literal["fail", "warn"]
 
 AGAIN = "qgpu setup"  # differences() adds the options with which it works on this host
+
+
+def setup_command(
+    roles: Collection[Role], yaml: str, node: str | None = None, slurm_conf: str | None = None
+) -> str:
+    """`qgpu setup` as it works on a host of these roles: options that were given are repeated."""
+    words = [AGAIN, *(f"--role {role}" for role in ROLES if role in roles)]
+    words += [f"--config {shlex.quote(yaml)}"] if yaml != PATHS.config_file else []
+    words += [f"--node {shlex.quote(node)}"] if node else []
+    words += [f"--slurm-conf {shlex.quote(slurm_conf)}"] if slurm_conf else []
+    return " ".join(words)
+
+
 # a line that Slurm cannot read: `has` is the sentence, and only the admin knows what to write
 SYNTAX = "syntax"
 
@@ -58,8 +74,6 @@ class Difference:
     @property
     def todo(self) -> str:
         """What to do, in one printable sentence."""
-        if self.key == SYNTAX:
-            return f"correct {self.place}"
         if self.action == "run":
             return printable(f"run: {self.write}")
         if self.action == "remove":

@@ -27,17 +27,9 @@ def _fault(site: Site, fault: Fault) -> Difference:
             if lost and (found.file, found.line) == (fault.file, fault.line):
                 needed = f"{found.target}, which it includes"
                 return stale("include", fault.file, needed, "Slurm's daemons do not start")
-    return Difference(
-        SYNTAX,
-        fault.file,
-        fault.line,
-        fault.text,
-        "a line that Slurm reads",
-        "replace",
-        "",
-        "Slurm refuses it",
-        "all",
-    )
+    needed, why = "a line that Slurm reads", "Slurm refuses it"
+    action, write = ("run", AGAIN) if site.places.ours(fault.file) else ("replace", "")
+    return Difference(SYNTAX, fault.file, fault.line, fault.text, needed, action, write, why, "all")
 
 
 def site_faults(site: Site) -> list[Fault]:
@@ -75,12 +67,12 @@ def differences(
         if each.write != AGAIN:
             found.append(each)
         elif each.file not in again_for:  # what is read twice looks as if the fragment were old
-            found.append(replace(each, write=again + _edited(site, each.file)))
+            found.append(replace(each, write=again + edited_option(site, each.file)))
     return [*twice, *found]
 
 
-def _edited(site: Site, path: str) -> str:
-    """The option without which setup keeps a fragment that was edited by hand."""
+def edited_option(site: Site, path: str) -> str:
+    """The option of `qgpu setup` without which it keeps a fragment that was edited by hand."""
     text = site.text(path) if path.startswith(f"{site.places.fragments}/") else None
     return "" if text is None or seal_of(text) == "ours" else " --replace-edited"
 
@@ -107,7 +99,8 @@ def _all(
         yield from node_differences(config, site, only)
         yield from gres_differences(config, site, flat, only)
         yield from setting_differences(site, "cgroup.conf", cgroup_settings(), flat, on_node)
-    on_login = not on_node and "login" in roles
-    stack = plugstack_differences(config, site, node if on_node else None, on_node or flat)
-    yield from stack if on_node or on_login or flat else (replace(d, severity="warn") for d in stack)
+    tasks = on_node or flat
+    advice = not tasks and "login" not in roles  # a controller on which people need not submit
+    for each in plugstack_differences(config, site, node if on_node else None, tasks):
+        yield replace(each, severity="warn") if advice else each
     yield from lua_differences(config, site, lua_dir, controller)
