@@ -33,6 +33,8 @@ def setup_command(
 
 # a line that Slurm cannot read: `has` is the sentence, and only the admin knows what to write
 SYNTAX = "syntax"
+# a package that is not installed: `file` is of it, `needed` its name
+PACKAGE = "package"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Difference:
         """The fault in one printable sentence."""
         if self.key == SYNTAX:
             return printable(f"{self.place}: {self.has}")
+        if self.key == PACKAGE:
+            return f"{self.file} is missing: {self.why}"
         if not self.has:
             return printable(f"{self.file} lacks {self.needed}: {self.why}")
         return printable(f"{self.place} has {self.has}, needed is {self.needed}: {self.why}")
@@ -78,6 +82,8 @@ class Difference:
             return printable(f"run: {self.write}")
         if self.action == "remove":
             return f"remove line {self.line} of {self.file}"
+        if self.key == PACKAGE:
+            return f"install {self.needed}"
         if not self.write:
             return f"correct {self.place}"
         lines = self.write.split("\n")
