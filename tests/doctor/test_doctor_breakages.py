@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import get_args
 
 import pytest
 from breakages import NODES, PLUGIN, REPORTED
@@ -12,6 +13,8 @@ from site_support import Site
 from cli.doctor.checks import node
 from cli.doctor.command import table
 from cli.doctor.result import Check
+from cli.doctor.roles import ROLES
+from gres.config.reports import CheckName
 
 BREAKAGES = {**REPORTED, **PLUGIN, **TRUST, **RUNNING}
 
@@ -59,6 +62,25 @@ def test_what_works_in_spite_of_it_is_a_warning(site: Site) -> None:
     assert "qgpud on this node does not answer" in found["nodes"].text
     assert "Not mount, because the kernel refuses it" in found["injection"].text
     assert "the plugin once" in found["spank"].text
+
+
+def test_a_warning_that_the_site_accepted_is_ok_and_a_failure_is_not(site: Site) -> None:
+    site.says("Count=800", "Count=400", "slurmd", "-G")
+    site.daemon |= {"injection": "preload", "injection_why": "the kernel refuses it"}
+    accept = "doctor: {accept: [injection, ssh]}\n"
+    site.write("etc/qgpu.yaml", site.yaml.read_text() + accept)
+    site.reread()
+    found = {check.name: check for check in site.checks()}
+    assert found["injection"].status == "ok" and not found["injection"].todo
+    assert found["injection"].text.startswith("accepted in qgpu.yaml: preload")
+    assert failed(site.checks()).keys() == {"gres counts"}
+    site.write("etc/qgpu.yaml", site.yaml.read_text().replace("ssh", "gres counts"))
+    assert "'slurm.conf'" in failed(site.checks())["config"].text, "a name that cannot be accepted"
+
+
+def test_names_that_can_be_accepted_are_those_of_checks(site: Site) -> None:
+    names = {check.name for check in site.checks(ROLES)}
+    assert set(get_args(CheckName)) <= names
 
 
 def test_nodes_that_have_this_qgpu_yaml_are_counted_and_silent_ones_named(site: Site) -> None:
