@@ -114,6 +114,7 @@ def test_a_repository_without_fragments_is_judged_with_those_of_setup(
     ("names", "says"),
     [
         (["slurm.conf"], "there is no qgpu.yaml among these files"),
+        ([], "name it too: qgpu lint /etc/slurm /etc/qgpu/qgpu.yaml"),
         (["README"], "README: lint knows qgpu.yaml, slurm.conf"),
         (["a/slurm.conf", "b/slurm.conf", "qgpu.yaml"], "are both named slurm.conf"),
         (["fifo.conf", "qgpu.yaml"], "lint knows"),
