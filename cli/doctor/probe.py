@@ -37,7 +37,7 @@ TODO = {
     "registered": "look at qgpud and arbiter of qgpu doctor on that node",
     "devices": "write ConstrainDevices=yes in cgroup.conf and TaskPlugin=task/cgroup in slurm.conf",
     "ledger": "look at state_dir of qgpu doctor on that node, and at qgpud's journal",
-    "config": "copy qgpu.yaml to all hosts, restart qgpud there, render qgpu_tables.lua again",
+    "config": "copy qgpu.yaml to all hosts, run qgpu setup and restart qgpud there",
 }
 REASONS = {
     "Resources": "no card has a free share: wait, or name another --partition or --node",

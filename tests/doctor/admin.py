@@ -95,7 +95,7 @@ class Admin:
         site = self.site
         site.host._daemons.clear()  # doctor is another process each time
         if unit == "qgpud":
-            (site.root / "lib").is_dir() and site.reread()
+            site.reread()
         elif unit == "qgpu-arbiter":
             site.daemon["arbiter"] = True
         elif unit == "slurmdbd":
