@@ -28,8 +28,10 @@ def _fault(site: Site, fault: Fault) -> Difference:
                 needed = f"{found.target}, which it includes"
                 return stale("include", fault.file, needed, "Slurm's daemons do not start")
     needed, why = "a line that Slurm reads", "Slurm refuses it"
-    action, write = ("run", AGAIN) if site.places.ours(fault.file) else ("replace", "")
-    return Difference(SYNTAX, fault.file, fault.line, fault.text, needed, action, write, why, "all")
+    if site.places.ours(fault.file):
+        has, line = fault.text, fault.line
+        return Difference(SYNTAX, fault.file, line, has, needed, "run", AGAIN, why, "all")
+    return Difference(SYNTAX, fault.file, fault.line, fault.text, needed, "replace", "", why, "all")
 
 
 def site_faults(site: Site) -> list[Fault]:
