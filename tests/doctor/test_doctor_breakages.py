@@ -83,6 +83,15 @@ def test_names_that_can_be_accepted_are_those_of_checks(site: Site) -> None:
     assert set(get_args(CheckName)) <= names
 
 
+def test_a_node_that_has_not_registered_yet_is_no_fault(site: Site) -> None:
+    """slurmctld was started just now: it counts no gres of a node before that registers."""
+    site.says("shard:h200:200", "shard:h200:0", *NODES)
+    assert "slurm.conf has it: stop every slurmd" in failed(site.checks())["nodes"].todo
+    site.says("SlurmdStartTime=2026-11-26T07:08:09", "SlurmdStartTime=None", *NODES)
+    found = {check.name: check for check in site.checks()}["nodes"]
+    assert found.status == "warn" and "n1 has not registered since" in found.text
+
+
 def test_nodes_that_have_this_qgpu_yaml_are_counted_and_silent_ones_named(site: Site) -> None:
     site.collects(n1="")
     found = {check.name: check for check in site.checks()}["same config"]

@@ -58,7 +58,7 @@ def nvml(known: Known) -> Check:
 def cards(known: Known) -> Check:
     """Whether the cards of qgpu.yaml are there."""
     if known.cards is None:
-        return Check("cards", "fail", "not compared, since NVML does not answer")
+        return Check("cards", "fail", "not compared, since NVML does not answer", "see nvml")
     node = known.need.node(known.node)
     try:
         named = identify(node, range(len(node.cards)))
