@@ -151,6 +151,9 @@ def collect(arguments: Sequence[Path]) -> Repository:
     paths: list[Path] = []
     kinds: set[str] = set()
     for argument in arguments:
+        if not argument.exists():
+            hint = "; qgpu setup --init writes a first one" if is_yaml(argument) else ""
+            raise LintError(f"{argument} does not exist{hint}")
         if argument.is_dir():
             inside = list(below(argument))
             paths += inside
@@ -274,8 +277,9 @@ def findings(repository: Repository) -> list[Finding]:
 
 def _yaml_finding(path: str, text: str) -> Finding:
     """An error of qgpu.yaml, with the line if YAML reports it."""
-    told = re.search(r"line ([0-9]+)", text)
-    return Finding(path, int(told[1]) if told else 1, text.removeprefix(f"{path}: "))
+    text = text.removeprefix(f"{path}: ")
+    told = re.match(r"line ([0-9]+): ", text)
+    return Finding(path, int(told[1]), text[told.end() :]) if told else Finding(path, 1, text)
 
 
 def _finding(repository: Repository, site: Site, each: Difference) -> Finding | None:
@@ -297,7 +301,7 @@ def _finding(repository: Repository, site: Site, each: Difference) -> Finding | 
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--role",
     "roles",

@@ -356,6 +356,11 @@ RUNNING: Breakages = {
         "select",
         "misses LL_SHARED_GRES",
     ),
+    "qgpu.yaml has a tab": (
+        lambda s: s.edit("etc/qgpu.yaml", "cluster: doc", "cluster: doc\n\tx: 1"),
+        "config",
+        "qgpu.yaml: line 3: this is not YAML: found character",
+    ),
     "qgpu.yaml cannot be read": (
         lambda s: s.write("etc/qgpu.yaml", "version: 1\n"),
         "config",

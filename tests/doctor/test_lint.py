@@ -48,6 +48,7 @@ IN_FILES = {
     "job_submit.lua forgets changes of jobs": "job_submit.lua",
     "job_submit.lua does not call us": "job_submit.lua",
     "slurm.conf has a line that Slurm refuses": "slurm.conf",
+    "qgpu.yaml has a tab": "qgpu.yaml",
     "qgpu.yaml cannot be read": "qgpu.yaml",
 }
 BREAKAGES = {**REPORTED, **PLUGIN, **TRUST, **RUNNING}

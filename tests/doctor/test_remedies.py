@@ -51,6 +51,7 @@ UNTYPED = {
     "a grant outlived its job": "qgpud ends it (tests/slurm)",
     "a partition does not exist": ADMIN,
     "qgpu.yaml cannot be read": ADMIN,
+    "qgpu.yaml has a tab": ADMIN,
     "cards are smaller than qgpu.yaml says": ADMIN,
     "a node is not in qgpu.yaml": ADMIN,
     "slurm.conf has a line that Slurm refuses": ADMIN,
