@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from typing import get_args
 
 import pytest
@@ -96,6 +97,14 @@ def test_nodes_that_have_this_qgpu_yaml_are_counted_and_silent_ones_named(site: 
     site.collects(n1="")
     found = {check.name: check for check in site.checks()}["same config"]
     assert found.status == "warn" and "n2 did not tell" in found.text
+
+
+def test_what_was_collected_before_qgpu_yaml_changed_is_no_fault(site: Site) -> None:
+    site.collects(n1="", n2="a" * 64)
+    with sqlite3.connect(site.root / "lib/all.sqlite") as database:
+        database.execute("UPDATE node_config SET at = at - 600")
+    found = {check.name: check for check in site.checks()}["same config"]
+    assert found.status == "warn" and "before this one was written" in found.text
 
 
 def test_a_node_that_cannot_mount_is_a_warning_with_the_reason(site: Site) -> None:

@@ -43,7 +43,7 @@ def test_nothing_of_qgpu_stays_but_the_sites_own(
         left = host.run(f"find {' '.join(GONE)}", check=False).out
         if host.name == "ctl":  # the collected ledger is the site's
             assert "/var/lib/qgpu/all.sqlite" in left
-            left = re.sub(r"^/var/lib/qgpu(/all\.sqlite.*)?\n", "", left, flags=re.MULTILINE)
+            left = re.sub(r"^/var/lib/qgpu(/\.?all\.sqlite.*)?\n", "", left, flags=re.MULTILINE)
         assert left == "", host.name
         assert host.inside("/etc/qgpu/qgpu.yaml").exists()
         assert "qgpud" not in host.run("ps -e -o comm").out

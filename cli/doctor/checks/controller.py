@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from cli.doctor.checks import site
 from cli.doctor.checks.daemons import other_version
@@ -147,6 +148,10 @@ def same_config(known: Known) -> Check:
     if others:
         age = (time.time() - told[others[0]][1]) / 60
         text = f"{', '.join(others[:NAMED])} had another qgpu.yaml {age:.0f} min ago"
+        # Collected times are whole seconds.
+        if all(told[name][1] + 1 < Path(known.path).stat().st_ctime for name in others):
+            todo = "systemctl start qgpu-collect, then ask doctor again"
+            return Check("same config", "warn", f"{text}, before this one was written", todo)
         todo = f"copy {known.path} there and restart qgpud, then systemctl start qgpu-collect here"
         return Check("same config", "fail", text, todo)
     silent = [name for name in known.need.node_names() if name not in told]
