@@ -16,6 +16,7 @@ from pathlib import Path
 from gres.mounttable import mount_of, number_of
 
 MAX_LINKS = 16  # symbolic links on one path, against loops
+_LINK = "is a link"
 
 
 class UntrustedError(RuntimeError):
@@ -39,6 +40,8 @@ class Doubt:
         path = shlex.quote(self.path)
         if self.mounted:
             return f"umount {path}"
+        if self.why.startswith(_LINK):
+            return f"chown -h root:root {path}"
         return f"chown root:root {path} && chmod go-w {path}"
 
 
@@ -74,7 +77,7 @@ def distrust(path: str | Path, owners: Iterable[int] = (0,)) -> Doubt | None:
         if target is not None:
             links += 1
             if links > MAX_LINKS or info.st_uid not in trusted:
-                return Doubt(str(step), f"is a link of uid {info.st_uid}")
+                return Doubt(str(step), f"{_LINK} of uid {info.st_uid}")
             todo = [part for part in target.split("/") if part] + todo
             here = Path("/") if target.startswith("/") else here
             continue

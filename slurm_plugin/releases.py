@@ -156,6 +156,13 @@ def faults_of(version: Version) -> list[Fault]:
     return sorted(found, key=lambda fault: ("fail", "warn", "note").index(fault.weight))
 
 
+def sound(version: Version) -> Version:
+    """The first later release without a fault that doctor warns of."""
+    while worse := [fault for fault in faults_of(version) if fault.weight != "note"]:
+        version = max(fault.mended for fault in worse)
+    return version
+
+
 def table() -> list[str]:
     """The faults as rows of the table in docs/specs/doctor.md."""
     return [

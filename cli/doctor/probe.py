@@ -37,7 +37,7 @@ TODO = {
     "registered": "look at qgpud and arbiter of qgpu doctor on that node",
     "devices": "write ConstrainDevices=yes in cgroup.conf and TaskPlugin=task/cgroup in slurm.conf",
     "ledger": "look at state_dir of qgpu doctor on that node, and at qgpud's journal",
-    "config": "copy qgpu.yaml to all hosts, restart qgpud there, render qgpu_tables.lua again",
+    "config": "copy qgpu.yaml to all hosts, run qgpu setup and restart qgpud there",
 }
 REASONS = {
     "Resources": "no card has a free share: wait, or name another --partition or --node",
@@ -101,8 +101,11 @@ class Probe:
         try:
             self.status = process.wait(self.wanted.timeout)
         except subprocess.TimeoutExpired:
-            yield self._late()
-            return
+            # sbatch --wait does not hear of the end where slurmctld was exchanged meanwhile.
+            if self._ended("")[0] != "COMPLETED":
+                yield self._late()
+                return
+            self.status = 0
         finally:
             self._end(process)
         self.output = self._read(folder)

@@ -12,12 +12,15 @@ import click
 from cli.setup import initial, show
 from cli.setup.host import Here, look
 from cli.setup.place import Done, PlaceError
+from cli.setup.unread import unread
 from cli.setup.work import Work, remove
 from cli.site.plan import DEFAULT_CONFIG
 from gres.config.site import Config, ConfigError, load_config
 from gres.paths import PATHS
 from gres.trusted import distrust
-from slurm_plugin.site.difference import ROLES, Role
+from slurm_plugin.site.difference import ROLES, Difference, Role, setup_command
+from slurm_plugin.site.found import Site
+from slurm_plugin.site.settings import Restart
 
 
 def read_config(here: Here, path: str) -> Config:
@@ -129,9 +132,9 @@ def setup(
                     " by --slurm-conf"
                 )
             config = read_config(here, config_path)
-            _set_up(
-                Work(here, config, roles, configless, lua_dir, dry), config_path, replace, as_json
-            )
+            again = setup_command(roles, config_path, node, slurm_conf)
+            work = Work(here, config, roles, configless, lua_dir, dry, again)
+            _set_up(work, config_path, replace, as_json)
     except PlaceError as error:
         raise click.ClickException(str(error)) from None
 
@@ -140,8 +143,19 @@ def _set_up(work: Work, config_path: str, replace: bool, as_json: bool) -> None:
     done = work.place(replace)
     site = work.site()
     found = work.left(site, config_path)
-    left = show.Left(found, show.restarts(found, done, site))
+    left = show.Left(found, _restarts(work, found, done, site))
     _finish(work.here, work.roles, done, left, work.dry, as_json)
+
+
+def _restarts(work: Work, found: list[Difference], done: list[Done], site: Site) -> list[Restart]:
+    """What is to be restarted for lines that are missing, and for files that nobody has read."""
+    if work.roles == ("login",):
+        return []  # no daemon of Slurm reads files there
+    here = work.here
+    of_files = show.of_written(done, site)
+    if here.root == "/" and not work.dry:
+        of_files = unread(here, site)  # knows as well what was written before
+    return show.restarts(found, of_files)
 
 
 def _finish(

@@ -141,6 +141,8 @@ def first_text(here: Here, given: Given, seen: Seen) -> str:
     text = _template().render(
         cluster=_cluster(conf),
         version=version[1],
+        # A configless host has slurm.conf without the files of setup, and could not submit.
+        cli_filter=here.found and not _configless(conf),
         qos=_qos() if here.root == "/" else {},
         models={group.model: format_mib(memory) for group in groups},
         reserve="2GiB" if memory >= LARGE else "512MiB",
@@ -151,6 +153,10 @@ def first_text(here: Here, given: Given, seen: Seen) -> str:
     except ConfigError as error:
         raise click.ClickException(f"no qgpu.yaml can be made of it: {error}") from None
     return text
+
+
+def _configless(conf: Conf) -> bool:
+    return "enable_configless" in conf.text("SlurmctldParameters").lower().split(",")
 
 
 def _detected(here: Here) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cli.setup.host import Here
 from cli.setup.place import Done
 from gres.printable import printable
-from slurm_plugin.site.difference import SYNTAX, Difference, Role
+from slurm_plugin.site.difference import Difference, Role
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import Restart
 
@@ -20,7 +20,7 @@ RESTARTS: dict[Restart, str] = {
         " systemctl start slurmd on every node; running jobs go on"
     ),
     "slurmctld": "systemctl restart slurmctld on the controller",
-    "slurmd": "systemctl restart slurmd on every node; running jobs go on",
+    "slurmd": "systemctl restart slurmd on every node with this change; running jobs go on",
     "reconfigure": "scontrol reconfigure",
 }
 # A changed fragment -> what must read it again. The others are read at each use.
@@ -35,13 +35,17 @@ class Left:
     restarts: Sequence[Restart]
 
 
-def restarts(found: Sequence[Difference], done: Sequence[Done], site: Site) -> list[Restart]:
-    """What must be restarted, each once; a restart of all covers the others."""
-    needed = {difference.restart for difference in found}
-    for entry in done:
-        name = entry.path.rpartition("/")[2]
-        if entry.what in ("wrote", "updated") and name in READ_BY and site.includes(name):
-            needed.add(READ_BY[name])
+def of_written(done: Sequence[Done], site: Site) -> set[Restart]:
+    """What must read the fragments that were written, or would be."""
+    names = [e.path.rpartition("/")[2] for e in done if e.what in ("wrote", "updated")]
+    return {READ_BY[name] for name in names if name in READ_BY and site.includes(name)}
+
+
+def restarts(found: Sequence[Difference], of_files: set[Restart]) -> list[Restart]:
+    """What must be restarted, each once; a restart of all covers the others. Advice says its own,
+    because who does not follow it needs none.
+    """
+    needed = of_files | {each.restart for each in found if each.severity == "fail"}
     needed.discard("")
     if "all" in needed or {"slurmctld", "slurmd"} <= needed:
         return ["all"]
@@ -89,20 +93,22 @@ def _file(entry: Done, dry: bool) -> str:
 
 def _step(number: int, difference: Difference) -> list[str]:
     """One step; the line to write stands alone, for copying."""
-    mark = "" if difference.severity == "fail" else "(advice) "
-    lines = [f"{number:3}. {mark}{difference.sentence}"]
-    if difference.key == SYNTAX:
-        return [*lines, f"     {difference.todo}"]
+    advice = difference.severity != "fail"
+    lines = [f"{number:3}. {'(advice) ' if advice else ''}{difference.sentence}"]
     if difference.action == "remove":
-        return [*lines, f"     remove line {difference.line} of {difference.file}"]
-    if not difference.write:
-        return [*lines, f"     {difference.todo}"]
-    if difference.action == "run":
-        return [*lines, "     run:", f"       {printable(difference.write)}"]
-    where = "add to" if difference.action == "add" else "write instead of"
-    place = difference.file if difference.action == "add" else difference.place
-    write = [f"       {printable(line)}" for line in difference.write.split("\n")]
-    return [*lines, f"     {where} {place}:", *write]
+        lines.append(f"     remove line {difference.line} of {difference.file}")
+    elif not difference.write:
+        lines.append(f"     {difference.todo}")
+    elif difference.action == "run":
+        lines += ["     run:", f"       {printable(difference.write)}"]
+    else:
+        where = "add to" if difference.action == "add" else "write instead of"
+        place = difference.file if difference.action == "add" else difference.place
+        write = [f"       {printable(line)}" for line in difference.write.split("\n")]
+        lines += [f"     {where} {place}:", *write]
+    if advice and difference.restart:
+        lines += ["     then:", f"       {RESTARTS[difference.restart]}"]
+    return lines
 
 
 def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:
@@ -110,10 +116,14 @@ def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:
     lines = [_file(entry, dry) for entry in done]
     if left is None:
         return "\n".join(lines) or "nothing of qgpu's is here"
-    if left.differences:
+    ranked = sorted(left.differences, key=lambda each: each.severity != "fail")
+    if ranked:
+        what = (
+            "left to do" if ranked[0].severity == "fail" else "advice, which need not be followed,"
+        )
         where = " on the controller, which hands them out" if here.configless else ""
-        lines += ["", f"left to do in Slurm's files{where}:"]
-        for number, difference in enumerate(left.differences, 1):
+        lines += ["", f"{what} in Slurm's files{where}:"]
+        for number, difference in enumerate(ranked, 1):
             lines += _step(number, difference)
     if left.restarts:
         lines += [
@@ -127,6 +137,6 @@ def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:
             "this host has no slurm.conf, so it is taken for a configless one; run this again once"
             " slurmd runs",
         ]
-    elif not left.differences and not left.restarts:
+    elif not remains(done, left) and not left.restarts:
         lines += ["", "all is in place"]
     return "\n".join(lines)

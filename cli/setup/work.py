@@ -12,7 +12,7 @@ from cli.setup.host import Here
 from cli.setup.place import Done, PlaceError, folder, link, unlink
 from gres.config.site import Config
 from slurm_plugin.fragments import LINKED, NEEDED, Fragment, fragments, names_for
-from slurm_plugin.site.difference import Difference, Role
+from slurm_plugin.site.difference import PACKAGE, Difference, Role
 from slurm_plugin.site.differences import differences
 from slurm_plugin.site.found import FLAT, INCLUDED, Overlay, Site, read_site, without_fragments
 
@@ -47,6 +47,7 @@ class Work:
     configless: bool | None
     lua_dir: str
     dry: bool
+    again: str  # this command, as setup_command() spells it
 
     @cached_property
     def bare(self) -> Site:
@@ -99,7 +100,22 @@ class Work:
         unnamed = "node" in self.roles and node is None
         return [
             *([self._no_node(yaml)] if unnamed else []),
+            *(self._packages() if self.here.root == "/" else []),
             *(self._differences(site, node, yaml) if self.here.found else []),
+        ]
+
+    def _packages(self) -> list[Difference]:
+        """Packages of this role that are not installed."""
+        lua, hook = f"{self.lua_dir}/qgpu_job_submit.lua", self.config.hook.client
+        needed = (
+            ("controller", lua, "qgpu-controller", "slurmctld does not start without it"),
+            ("node", hook, "qgpu-node", "each job drains the node without it"),
+            ("node", self.config.spank, "qgpu-slurm-plugins", "no job with a card starts"),
+        )
+        return [
+            Difference(PACKAGE, path, 0, "", f"the package {name}", "add", "", why)
+            for role, path, name, why in needed
+            if role in self.roles and not self.here.real(path).exists()
         ]
 
     def _no_node(self, yaml: str) -> Difference:
@@ -118,6 +134,7 @@ class Work:
             flat=self.flat,
             lua_dir=self.lua_dir,
             yaml=yaml,
+            again=self.again,
         )
 
 

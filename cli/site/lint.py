@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,10 @@ from gres.config.site import Config, ConfigError, parse_config
 from gres.paths import PATHS
 from gres.printable import printable
 from slurm_plugin.fragments import fragments, names_for
-from slurm_plugin.site.difference import Difference
-from slurm_plugin.site.differences import differences
-from slurm_plugin.site.found import Places, Site, read_site, without_fragments
+from slurm_plugin.render import ETC_DIR
+from slurm_plugin.site.difference import AGAIN, ROLES, Difference, Role, setup_command
+from slurm_plugin.site.differences import differences, edited_option
+from slurm_plugin.site.found import FLAT, Places, Site, read_site, without_fragments
 from slurm_plugin.site.sources import Disk, Texts
 
 KINDS: tuple[Kind, ...] = (
@@ -36,7 +38,10 @@ KINDS: tuple[Kind, ...] = (
 LUA = ("job_submit.lua", "cli_filter.lua")  # qgpu setup links them, so a repository may lack them
 OURS = ("qgpu_tables.lua", "prolog", "epilog")
 MAX_FILES = 2000  # files of one directory, so that a wrong path ends soon
-_FRAGMENTS = re.compile(r"^include\s+(/\S+)/slurm\.conf\s*$", re.MULTILINE | re.IGNORECASE)
+INCLUDING = KINDS[:4]
+_FRAGMENTS = re.compile(
+    r"^include\s+(/\S+)/(?:slurm|gres|cgroup|plugstack)\.conf\s*$", re.MULTILINE | re.IGNORECASE
+)
 
 
 class LintError(click.ClickException):
@@ -62,7 +67,8 @@ class Finding:
 @dataclass
 class Repository:
     """The files that were named or found: `real` has the path of each by the path that Slurm would
-    see. `kinds`: which of Slurm's files are judged; `yaml`: qgpu.yaml.
+    see. `kinds`: which of Slurm's files are judged; `roles`: of the hosts that read them; `yaml`:
+    qgpu.yaml.
     """
 
     folder: str = PATHS.slurm_config_dir  # Slurm's own directory on the cluster
@@ -70,6 +76,7 @@ class Repository:
     texts: dict[str, str] = field(default_factory=dict)
     real: dict[str, str] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
+    roles: tuple[Role, ...] = ("controller", "node")
     yaml: Path | None = None
 
     def put(self, seen_as: str, path: Path) -> None:
@@ -144,6 +151,9 @@ def collect(arguments: Sequence[Path]) -> Repository:
     paths: list[Path] = []
     kinds: set[str] = set()
     for argument in arguments:
+        if not argument.exists():
+            hint = "; qgpu setup --init writes a first one" if is_yaml(argument) else ""
+            raise LintError(f"{argument} does not exist{hint}")
         if argument.is_dir():
             inside = list(below(argument))
             paths += inside
@@ -159,7 +169,8 @@ def collect(arguments: Sequence[Path]) -> Repository:
     yaml = named[0] if len(named) == 1 else only(paths, "qgpu.yaml")
     if yaml is None:
         raise LintError(
-            "there is no qgpu.yaml among these files, with which the others are compared"
+            "there is no qgpu.yaml among these files, with which the others are compared; name it"
+            f" too: qgpu lint {' '.join(map(str, arguments)) or '/etc/slurm'} {PATHS.config_file}"
         )
     return _placed(paths, kinds, yaml)
 
@@ -169,7 +180,8 @@ def _placed(paths: list[Path], kinds: set[str], yaml: Path) -> Repository:
     found = Repository(kinds=kinds, yaml=yaml)
     main = only(paths, "slurm.conf")
     if main is not None:
-        told = _FRAGMENTS.search(read(main))
+        mains = [path for name in INCLUDING if (path := only(paths, name))]
+        told = next(filter(None, (_FRAGMENTS.search(read(path)) for path in mains)), None)
         if told is not None:
             found.fragments = told[1]
             found.folder = posixpath.dirname(told[1])
@@ -190,7 +202,7 @@ def site_of(repository: Repository, config: Config) -> Site:
     places = Places(f"{repository.folder}/slurm.conf", repository.fragments)
     version = config.slurm.version[:5]
     alone = without_fragments(places, Texts(repository.texts), version)
-    names = names_for(config, ("controller", "node"))
+    names = names_for(config, repository.roles)
     made = fragments(config, names, alone, etc_dir=repository.fragments)
     # Configless sites include the same by a second name.
     texts = {
@@ -205,18 +217,27 @@ def stale(repository: Repository, config: Config, site: Site) -> Iterator[Findin
     """Fragments in the repository that are not what its qgpu.yaml renders."""
     alone = without_fragments(site.places, Texts(repository.texts), site.version)
     # Those of Lua hold the installation's directory, and are judged by what they call.
-    names = [name for name in names_for(config, ("controller", "node")) if name not in LUA]
+    names = [name for name in names_for(config, repository.roles) if name not in LUA]
     for fragment in fragments(config, names, alone, etc_dir=repository.fragments):
         seen_as = f"{repository.fragments}/{fragment.name}"
         text = repository.texts.get(seen_as)
         if text is None or code_of(seen_as, text) == code_of(seen_as, fragment.text):
             continue
         line = first_other(seen_as, text, fragment.text)
-        why = (
-            "this is not what qgpu.yaml renders -> write the file again with qgpu render"
-            f" {fragment.name}"
-        )
+        why = f"this is not what qgpu.yaml renders -> run: {again(repository, site, seen_as)}"
         yield Finding(repository.real[seen_as], line, why)
+
+
+def again(repository: Repository, site: Site, seen_as: str) -> str:
+    """The command that writes a fragment anew: on a host's own files setup, else a rendering."""
+    yaml, file = str(repository.yaml), repository.place(seen_as)
+    if seen_as == file:
+        return setup_command(repository.roles, yaml) + edited_option(site, seen_as)
+    name = posixpath.basename(seen_as).removeprefix(FLAT)
+    words = ["qgpu", "render", name, "--config", yaml]
+    words += ["--slurm-conf", repository.place(site.places.slurm_conf)]
+    words += [] if site.places.fragments == ETC_DIR else ["--etc-dir", site.places.fragments]
+    return f"{shlex.join(words)} >{shlex.quote(file)}"
 
 
 def first_other(name: str, have: str, wanted: str) -> int:
@@ -241,7 +262,7 @@ def findings(repository: Repository) -> list[Finding]:
     old = {finding.file: finding for finding in stale(repository, config, site)}
     found: list[Finding] = []
     if f"{repository.folder}/slurm.conf" in repository.texts:
-        for each in differences(config, site, ("controller", "node"), yaml=path):
+        for each in differences(config, site, repository.roles, yaml=path):
             finding = _finding(repository, site, each)
             if finding is not None:
                 # A fragment that is outdated as a whole: its first differing line is known.
@@ -256,14 +277,17 @@ def findings(repository: Repository) -> list[Finding]:
 
 def _yaml_finding(path: str, text: str) -> Finding:
     """An error of qgpu.yaml, with the line if YAML reports it."""
-    told = re.search(r"line ([0-9]+)", text)
-    return Finding(path, int(told[1]) if told else 1, text.removeprefix(f"{path}: "))
+    text = text.removeprefix(f"{path}: ")
+    told = re.match(r"line ([0-9]+): ", text)
+    return Finding(path, int(told[1]), text[told.end() :]) if told else Finding(path, 1, text)
 
 
 def _finding(repository: Repository, site: Site, each: Difference) -> Finding | None:
     if kind_of(each, site) not in repository.kinds:
         return None
     shown = repository.shown
+    if each.write.startswith(AGAIN) and "--init" not in each.write:
+        each = replace(each, write=again(repository, site, each.file))
     # The line to write names what Slurm sees on the hosts, not the repository.
     here = replace(
         each,
@@ -277,8 +301,15 @@ def _finding(repository: Repository, site: Site, each: Difference) -> Finding | 
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-def lint(files: tuple[Path, ...]) -> None:
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice(ROLES),
+    multiple=True,
+    help="What the hosts are that read the files; by default controller and node.",
+)
+def lint(files: tuple[Path, ...], roles: tuple[Role, ...]) -> None:
     """Check a site's configuration repository: FILES in any order, or a directory that has them.
 
     It knows qgpu.yaml, slurm.conf with its includes, gres.conf, cgroup.conf, plugstack.conf,
@@ -286,7 +317,9 @@ def lint(files: tuple[Path, ...]) -> None:
     doctor does on a host. One line FILE:LINE: SENTENCE -> what to write. Exit status 1 if there is
     an error, 2 if the files cannot be judged. Neither root nor Slurm is needed.
     """
-    found = findings(collect(files))
+    repository = collect(files)
+    repository.roles = roles or repository.roles
+    found = findings(repository)
     for finding in found:
         click.echo(str(finding))
     sys.exit(1 if any(finding.fails for finding in found) else 0)

@@ -1,4 +1,4 @@
-"""The sections of qgpu.yaml about accounting: retention, privacy, publication."""
+"""The sections of qgpu.yaml about accounting (retention, privacy, publication) and doctor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,32 @@ from gres.units import Duration
 
 DAY = 86400 * 10**9
 PrivateData = Literal["jobs", "usage"]
+# The checks of `qgpu doctor` that may warn of what a site cannot or does not want to change.
+CheckName = Literal[
+    "arbiter",
+    "cards",
+    "cgroups",
+    "checkpoints",
+    "cli_filter",
+    "clock",
+    "devices",
+    "gres.conf",
+    "hardware",
+    "host memory",
+    "injection",
+    "membarrier",
+    "memory caps",
+    "munge",
+    "privacy",
+    "qos",
+    "same config",
+    "slurm",
+    "slurm.conf",
+    "slurmdbd",
+    "spank",
+    "ssh",
+    "tables",
+]
 SummaryField = Literal["none", "admin_comment", "extra"]
 
 
@@ -37,6 +63,12 @@ class MetricsSettings(Section):
     textfile: AbsPath | None = None
     job_labels: bool = False
     hpc_mapping: AbsPath | None = None
+
+
+class DoctorSettings(Section):
+    """Warnings of `qgpu doctor` that this site has accepted, by the name of the check."""
+
+    accept: list[CheckName] = Field(default_factory=list)
 
 
 class ReportSettings(Section):

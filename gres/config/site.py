@@ -17,7 +17,7 @@ from gres.config.classes import Classes, ClassSettings, ReclaimSettings
 from gres.config.enforcer import EnforcerSettings
 from gres.config.hostlist import expand
 from gres.config.node import CardSpec, Node, for_node
-from gres.config.reports import LedgerSettings, ReportSettings
+from gres.config.reports import DoctorSettings, LedgerSettings, ReportSettings
 from gres.config.schema import (
     CLASSES,
     AbsPath,
@@ -119,6 +119,7 @@ class Config(Section):
     ledger: LedgerSettings = LedgerSettings()
     reports: ReportSettings = ReportSettings()
     logging: LoggingSettings = LoggingSettings()
+    doctor: DoctorSettings = DoctorSettings()
 
     @field_validator("models")
     @classmethod

@@ -35,8 +35,11 @@ def read_mapping(text: str) -> dict[Any, Any]:
     """The mapping that the text holds. Raises YamlTextError."""
     try:
         data = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise YamlTextError(f"{line}this is not YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise YamlTextError(f"this is not YAML: {error}") from None
+        raise YamlTextError(f"this is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise YamlTextError("the file must hold keys such as version, cluster, models and nodes")
     return data

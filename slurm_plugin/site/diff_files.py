@@ -5,6 +5,7 @@ ours. Pure, but for the Source.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gres.config.site import Config
 from slurm_plugin.site.conf import Value
@@ -13,6 +14,7 @@ from slurm_plugin.site.difference import Difference, removed, replaced, stale
 from slurm_plugin.site.found import Site
 
 _FREE = "without it no job of a share starts"
+_OPTIONS = "without it sbatch, salloc and srun know no --vram and no --qgpu-cards here"
 
 
 def plugstack_line(config: Config) -> str:
@@ -21,23 +23,31 @@ def plugstack_line(config: Config) -> str:
 
 
 def plugstack_differences(
-    config: Config, site: Site, node: str | None = None
+    config: Config, site: Site, node: str | None = None, tasks: bool = True
 ) -> Iterator[Difference]:
-    """Whether our SPANK plugin is loaded once, from the right file, with the right run_dir."""
+    """Whether our SPANK plugin is loaded once, from the right file, with the right run_dir.
+    `tasks`: jobs run by this file, which else serves submissions alone.
+    """
+    missing = _FREE if tasks else _OPTIONS
     run_dir = config.run_dir.replace("%n", node) if node else config.run_dir
     base = config.spank.rpartition("/")[2]
     found = [line for line in site.plugstack.plugins if line.plugin.rpartition("/")[2] == base]
     if not found:
         if site.includes("plugstack.conf"):
-            yield stale("spank", site.places.fragment("plugstack.conf"), config.spank, _FREE)
+            yield stale("spank", site.places.fragment("plugstack.conf"), config.spank, missing)
         else:
-            yield include(site, "plugstack.conf", False, "the include of qgpu's fragment", _FREE)
+            yield include(site, "plugstack.conf", False, "the include of qgpu's fragment", missing)
         return
-    for line in found[1:]:
-        value = Value(line.kind, line.plugin, line.file, line.line)
-        why = f"{found[0].place} loads it already, and Slurm refuses a second time"
-        yield removed(value, "the plugin once", why, "", "warn")
-    line = found[0]
+    ours = {line.place: line for line in found if site.places.ours(line.file)}
+    # Our fragment's line stays, because `qgpu setup` would write it again.
+    line = next(iter(ours.values()), found[0])
+    why = f"{line.place} loads it already, and Slurm refuses a second time"
+    for other in found:
+        if other.place != line.place and other.place not in ours:
+            value = Value(other.kind, other.plugin, other.file, other.line)
+            yield removed(value, "the plugin once", why, "", "warn")
+    if len(ours) > 1:
+        yield replace(stale("spank", line.file, "the plugin once", why), severity="warn")
     given = line.argument("run_dir")
     wrong = line.plugin not in (config.spank, base) or given not in (run_dir, config.run_dir)
     if wrong and site.places.ours(line.file):
@@ -55,10 +65,12 @@ def _script(
     path, ours = site.places.main(name), site.places.fragment(name)
     text = site.text(path)
     if text is None:
-        command = f"ln -s {ours} {path}"
-        yield Difference(name, path, 0, "", name, "run", command, why, "")
+        yield stale(name, path, f"a link to {ours}", why)
     elif any(word not in text for word in words):
         missing = next(word for word in words if word not in text)
+        if text == site.text(ours):
+            yield stale(name, ours, f"the call {missing}", why)
+            return
         has, needed = f"no {missing}", "a call of qgpu's module"
         yield Difference(name, path, 0, has, needed, "add", lines, why, "")
 

@@ -135,10 +135,10 @@ def _cores(config: Config, site: Site, nodes: list[str]) -> Iterator[Difference]
         auto.file,
         auto.line,
         f"{auto.key}={auto.value}",
-        f"cores of {unknown[0].names} in qgpu.yaml",
+        f"cores of {unknown[0].names} in qgpu.yaml (one of them prints its lines cores: and links:,"
+        " where it has them, by the command)",
         "run",
-        "qgpu setup --init --dry-run    (on one of these nodes; take its lines cores: and links:,"
-        " where it has them, into qgpu.yaml)",
+        "qgpu setup --init --dry-run",
         "AutoDetect is off for the cards of qgpu.yaml, so Slurm does not know which cores are near"
         " them, and which cards have links",
         "",

@@ -157,12 +157,10 @@ def _unnamed_nodes(config: Config, site: Site, lines: list[NodeLine]) -> Iterato
             why = "jobs in managed partitions get shares, which these nodes cannot give"
             several = fold(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             needed = (
-                f"{several} under nodes in qgpu.yaml, or managed_partitions without their partition"
+                f"{several} under nodes in qgpu.yaml (one of them prints its lines models: and"
+                " nodes: by the command), or managed_partitions without their partition"
             )
-            ask = (
-                "qgpu setup --init --dry-run    (on one of these nodes; take its lines models: and"
-                " nodes:)"
-            )
+            ask = "qgpu setup --init --dry-run"
             has = f"{head.key}={head.value}"
             yield Difference(
                 "nodes", head.file, head.line, has, needed, "run", ask, why, "", "warn"

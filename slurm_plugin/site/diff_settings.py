@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from slurm_plugin.site.conf import Conf, Value
 from slurm_plugin.site.difference import Difference, removed, replaced, stale
-from slurm_plugin.site.found import Site
-from slurm_plugin.site.settings import SEVERAL_SCRIPTS, Setting, implied_flags
+from slurm_plugin.site.found import INCLUDED, Site
+from slurm_plugin.site.settings import SEVERAL_SCRIPTS, Restart, Setting, implied_flags
 
 _NEEDS = {
     "slurm.conf": "without it Slurm knows no shares, and qgpud nothing of jobs",
@@ -30,9 +30,36 @@ def include(site: Site, name: str, flat: bool, needed: str, why: str) -> Differe
     text = site.text(site.main(name)) or ""
     if text and not text.endswith("\n"):
         why += "; the file's last line has no newline at its end, so write one first"
-    restart = {"plugstack.conf": "", "cgroup.conf": "slurmd"}.get(name, "all")
     line = include_line(site, name, flat)
-    return Difference("include", site.main(name), 0, "", needed, "add", line, why, restart)  # type: ignore[arg-type]
+    return Difference("include", site.main(name), 0, "", needed, "add", line, why, _restart(name))
+
+
+def included_twice(site: Site) -> Iterator[Difference]:
+    """Include lines of our fragments after the first. Slurm reads the fragment each time."""
+    for name in INCLUDED:
+        conf = site.plugstack if name == "plugstack.conf" else site.conf(name)
+        lines = {(i.file, i.line): i for i in conf.includes if site.places.ours(i.target)}
+        for found in list(lines.values())[1:]:
+            first = next(iter(lines.values()))
+            yield Difference(
+                "include",
+                found.file,
+                found.line,
+                f"include {found.word}",
+                f"the include of {name} once",
+                "remove",
+                "",
+                f"{first.file}:{first.line} includes it already, so Slurm has all of it twice",
+                _restart(name),
+                "warn" if name in ("cgroup.conf", "plugstack.conf") else "fail",
+            )
+
+
+def _restart(name: str) -> Restart:
+    """What must read a change of that file."""
+    if name == "plugstack.conf":
+        return ""
+    return "slurmd" if name == "cgroup.conf" else "all"
 
 
 def not_shipped(site: Site, name: str) -> Iterator[Difference]:
@@ -145,33 +172,23 @@ def _script(site: Site, setting: Setting, here: bool) -> tuple[list[Difference],
         return [], True
     if not here and all(text is None for text in texts):
         return [], False  # scripts of the nodes are not visible here
-    return [_one_line_only(site, setting, values[-1])], False
+    return list(_one_line_only(site, setting, values[-1])), False
 
 
-def _one_line_only(site: Site, setting: Setting, value: Value) -> Difference:
+def _one_line_only(site: Site, setting: Setting, value: Value) -> Iterator[Difference]:
     """Before 24.05 one line names all scripts, by a pattern."""
     ours, name = setting.value, posixpath.basename(setting.value)
-    if "*" in value.value:
-        command = f"ln -s {ours} {posixpath.dirname(value.value)}/50-qgpu"
-        needed = f"{ours} among them"
-        return Difference(
-            setting.key,
-            value.file,
-            value.line,
-            f"{value.key}={value.value}",
-            needed,
-            "run",
-            command,
-            setting.why,
-        )
-    folder = f"{site.places.directory}/{name}.d"
-    command = (
-        f"mkdir -p {folder} && ln -s {value.value} {folder}/20-site && ln -s {ours}"
-        f" {folder}/50-qgpu, on every node, then in line {value.line} of {value.file}:"
-        f" {value.key}={folder}/*"
-    )
-    needed = f"both scripts by a pattern, since Slurm {site.version} takes one line"
     has = f"{value.key}={value.value}"
-    return Difference(
-        setting.key, value.file, value.line, has, needed, "run", command, setting.why, "all"
-    )
+    if "*" in value.value:
+        folder, site_script = posixpath.dirname(value.value), ""
+        needed = f"{ours} among them"
+    else:
+        folder = f"{site.places.directory}/{name}.d"
+        site_script = f" && ln -sfn {value.value} {folder}/20-site"
+        needed = f"both scripts by a pattern, since Slurm {site.version} takes one line"
+    command = f"mkdir -p {folder}{site_script} && ln -sfn {ours} {folder}/50-qgpu"
+    why = f"{setting.why}; every node needs these links"
+    yield Difference(setting.key, value.file, value.line, has, needed, "run", command, why)
+    if site_script:
+        line = f"{value.key}={folder}/*"
+        yield replaced(value, setting.key, line, needed, setting.why, "all")

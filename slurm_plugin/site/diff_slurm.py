@@ -101,7 +101,8 @@ def _accounting(site: Site) -> Iterator[Difference]:
     if words & {"qos", "all", "safe"}:
         return
     have = enforce.items if enforce else []
-    line_text = f"AccountingStorageEnforce={','.join([*have, 'associations', 'limits', 'qos'])}"
+    more = [word for word in ("associations", "limits", "qos") if word not in words]
+    line_text = f"AccountingStorageEnforce={','.join([*have, *more])}"
     why = "every user may name every QOS, and so take the online class"
     if enforce:
         yield replaced(enforce, enforce.key, line_text, "qos among them", why, "slurmctld", "warn")

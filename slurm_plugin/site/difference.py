@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from gres.paths import PATHS
 from gres.printable import printable
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.settings import Restart
@@ -14,9 +17,24 @@ ROLES: tuple[Role, ...] = ("controller", "node", "login")
 Action = Literal["add", "replace", "remove", "run"]
 Severity = Literal["fail", "warn"]
 
-AGAIN = "qgpu setup"
+AGAIN = "qgpu setup"  # differences() adds the options with which it works on this host
+
+
+def setup_command(
+    roles: Collection[Role], yaml: str, node: str | None = None, slurm_conf: str | None = None
+) -> str:
+    """`qgpu setup` as it works on a host of these roles: options that were given are repeated."""
+    words = [AGAIN, *(f"--role {role}" for role in ROLES if role in roles)]
+    words += [f"--config {shlex.quote(yaml)}"] if yaml != PATHS.config_file else []
+    words += [f"--node {shlex.quote(node)}"] if node else []
+    words += [f"--slurm-conf {shlex.quote(slurm_conf)}"] if slurm_conf else []
+    return " ".join(words)
+
+
 # a line that Slurm cannot read: `has` is the sentence, and only the admin knows what to write
 SYNTAX = "syntax"
+# a package that is not installed: `file` is of it, `needed` its name
+PACKAGE = "package"
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,8 @@ class Difference:
         """The fault in one printable sentence."""
         if self.key == SYNTAX:
             return printable(f"{self.place}: {self.has}")
+        if self.key == PACKAGE:
+            return f"{self.file} is missing: {self.why}"
         if not self.has:
             return printable(f"{self.file} lacks {self.needed}: {self.why}")
         return printable(f"{self.place} has {self.has}, needed is {self.needed}: {self.why}")
@@ -58,12 +78,12 @@ class Difference:
     @property
     def todo(self) -> str:
         """What to do, in one printable sentence."""
-        if self.key == SYNTAX:
-            return f"correct {self.place}"
         if self.action == "run":
             return printable(f"run: {self.write}")
         if self.action == "remove":
             return f"remove line {self.line} of {self.file}"
+        if self.key == PACKAGE:
+            return f"install {self.needed}"
         if not self.write:
             return f"correct {self.place}"
         lines = self.write.split("\n")

@@ -286,15 +286,15 @@ PLUGIN: Breakages = {
         "hooks",
         "PrologEpilogTimeout is 5 s",
     ),
-    "PrologFlags misses Alloc": (
-        lambda s: s.setting("PrologFlags", "Contain"),
+    "PrologFlags misses Contain": (
+        lambda s: s.setting("PrologFlags", "Alloc"),
         "prolog flags",
-        "misses Alloc",
+        "misses Contain",
     ),
     "PrologFlags is missing": (
         lambda s: s.setting("PrologFlags", ""),
         "prolog flags",
-        "misses Alloc and Contain",
+        "misses Alloc and Contain: tasks",
     ),
     "TaskPlugin is none": (
         lambda s: s.effective("TaskPlugin", "task/none"),

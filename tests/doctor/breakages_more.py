@@ -6,6 +6,11 @@ import os
 
 from breakages import NODES, Breakages, both, fill, job_in, site_says, users_link, yaml
 
+STOPPED = """Slurmctld(primary) at vm is DOWN
+*****************************************
+** RESTORE SLURMCTLD DAEMON TO SERVICE **
+*****************************************
+"""
 TRUST: Breakages = {
     "qgpu.yaml is writable by all": (lambda s: s.yaml.chmod(0o666), "config", "has mode 0666"),
     "qgpu.yaml belongs to a user": (
@@ -209,7 +214,7 @@ RUNNING: Breakages = {
     "job_submit.lua forgets changes of jobs": (
         lambda s: s.edit("etc/qgpu/job_submit.lua", "qgpu.modify", "qgpu_modify"),
         "job_submit",
-        "no .modify(",
+        "the call .modify(",
     ),
     "slurmd refuses gres.conf": (
         lambda s: s.answer("slurmd", "-G", code=1, err="slurmd: fatal: gres.conf: bad"),
@@ -301,6 +306,36 @@ RUNNING: Breakages = {
         "slurm",
         "the same gres to several jobs",
     ),
+    "the fragment of slurm.conf is included twice": (
+        lambda s: s.edit(
+            "etc/slurm.conf", "NodeName", "include ROOT/etc/qgpu/slurm.conf\nNodeName"
+        ),
+        "slurm.conf",
+        "includes it already",
+    ),
+    "the fragment of gres.conf is included twice": (
+        lambda s: s.write("etc/gres.conf", (s.etc / "gres.conf").read_text() * 2),
+        "gres.conf",
+        "includes it already",
+    ),
+    "slurmctld is stopped": (
+        both(
+            lambda s: s.end(10),
+            lambda s: s.answer("scontrol", "ping", code=1, out=STOPPED),
+        ),
+        "slurmctld",
+        "does not run: Slurmctld(primary) at vm is DOWN -> systemctl",
+    ),
+    "slurmd knows no gres": (
+        both(lambda s: s.setting("GresTypes", ""), lambda s: s.answer("slurmd", "-G")),
+        "gres counts",
+        "it knows of no gres",
+    ),
+    "a card's file is gone": (
+        lambda s: (s.root / "dev/qgpusim1").unlink(),
+        "cards",
+        "journalctl -k -g Xid",
+    ),
     "a release before 22.05": (
         lambda s: s.answer("slurmd", "-V", out="slurm 21.08.8"),
         "slurm",
@@ -320,6 +355,11 @@ RUNNING: Breakages = {
         yaml("cli_filter: true", "cli_filter: true, placement: spread"),
         "select",
         "misses LL_SHARED_GRES",
+    ),
+    "qgpu.yaml has a tab": (
+        lambda s: s.edit("etc/qgpu.yaml", "cluster: doc", "cluster: doc\n\tx: 1"),
+        "config",
+        "qgpu.yaml: line 3: this is not YAML: found character",
     ),
     "qgpu.yaml cannot be read": (
         lambda s: s.write("etc/qgpu.yaml", "version: 1\n"),

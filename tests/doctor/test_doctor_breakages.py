@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from typing import get_args
 
 import pytest
 from breakages import NODES, PLUGIN, REPORTED
@@ -12,6 +14,8 @@ from site_support import Site
 from cli.doctor.checks import node
 from cli.doctor.command import table
 from cli.doctor.result import Check
+from cli.doctor.roles import ROLES
+from gres.config.reports import CheckName
 
 BREAKAGES = {**REPORTED, **PLUGIN, **TRUST, **RUNNING}
 
@@ -61,10 +65,46 @@ def test_what_works_in_spite_of_it_is_a_warning(site: Site) -> None:
     assert "the plugin once" in found["spank"].text
 
 
+def test_a_warning_that_the_site_accepted_is_ok_and_a_failure_is_not(site: Site) -> None:
+    site.says("Count=800", "Count=400", "slurmd", "-G")
+    site.daemon |= {"injection": "preload", "injection_why": "the kernel refuses it"}
+    accept = "doctor: {accept: [injection, ssh]}\n"
+    site.write("etc/qgpu.yaml", site.yaml.read_text() + accept)
+    site.reread()
+    found = {check.name: check for check in site.checks()}
+    assert found["injection"].status == "ok" and not found["injection"].todo
+    assert found["injection"].text.startswith("accepted in qgpu.yaml: preload")
+    assert failed(site.checks()).keys() == {"gres counts"}
+    site.write("etc/qgpu.yaml", site.yaml.read_text().replace("ssh", "gres counts"))
+    assert "'slurm.conf'" in failed(site.checks())["config"].text, "a name that cannot be accepted"
+
+
+def test_names_that_can_be_accepted_are_those_of_checks(site: Site) -> None:
+    names = {check.name for check in site.checks(ROLES)}
+    assert set(get_args(CheckName)) <= names
+
+
+def test_a_node_that_has_not_registered_yet_is_no_fault(site: Site) -> None:
+    """slurmctld was started just now: it counts no gres of a node before that registers."""
+    site.says("shard:h200:200", "shard:h200:0", *NODES)
+    assert "slurm.conf has it: stop every slurmd" in failed(site.checks())["nodes"].todo
+    site.says("SlurmdStartTime=2026-11-26T07:08:09", "SlurmdStartTime=None", *NODES)
+    found = {check.name: check for check in site.checks()}["nodes"]
+    assert found.status == "warn" and "n1 has not registered since" in found.text
+
+
 def test_nodes_that_have_this_qgpu_yaml_are_counted_and_silent_ones_named(site: Site) -> None:
     site.collects(n1="")
     found = {check.name: check for check in site.checks()}["same config"]
     assert found.status == "warn" and "n2 did not tell" in found.text
+
+
+def test_what_was_collected_before_qgpu_yaml_changed_is_no_fault(site: Site) -> None:
+    site.collects(n1="", n2="a" * 64)
+    with sqlite3.connect(site.root / "lib/all.sqlite") as database:
+        database.execute("UPDATE node_config SET at = at - 600")
+    found = {check.name: check for check in site.checks()}["same config"]
+    assert found.status == "warn" and "before this one was written" in found.text
 
 
 def test_a_node_that_cannot_mount_is_a_warning_with_the_reason(site: Site) -> None:

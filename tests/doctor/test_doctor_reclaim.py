@@ -58,7 +58,7 @@ def test_host_memory_above_what_slurm_has_is_told(site: Site) -> None:
 def test_offline_jobs_on_one_card_of_several_are_told(site: Site) -> None:
     status, text, todo = host_memory(site, RECLAIMABLE + "# binpack")
     assert status == "warn" and "all reclaimable jobs on the first card" in text
-    assert todo == "write slurm: {placement: spread} in qgpu.yaml, and run: qgpu setup"
+    assert "under slurm in qgpu.yaml, and run: qgpu setup --role controller --role node" in todo
 
 
 def test_tables_that_know_another_default_are_old(site: Site) -> None:

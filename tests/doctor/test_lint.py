@@ -48,6 +48,7 @@ IN_FILES = {
     "job_submit.lua forgets changes of jobs": "job_submit.lua",
     "job_submit.lua does not call us": "job_submit.lua",
     "slurm.conf has a line that Slurm refuses": "slurm.conf",
+    "qgpu.yaml has a tab": "qgpu.yaml",
     "qgpu.yaml cannot be read": "qgpu.yaml",
 }
 BREAKAGES = {**REPORTED, **PLUGIN, **TRUST, **RUNNING}
@@ -114,6 +115,7 @@ def test_a_repository_without_fragments_is_judged_with_those_of_setup(
     ("names", "says"),
     [
         (["slurm.conf"], "there is no qgpu.yaml among these files"),
+        ([], "name it too: qgpu lint /etc/slurm /etc/qgpu/qgpu.yaml"),
         (["README"], "README: lint knows qgpu.yaml, slurm.conf"),
         (["a/slurm.conf", "b/slurm.conf", "qgpu.yaml"], "are both named slurm.conf"),
         (["fifo.conf", "qgpu.yaml"], "lint knows"),

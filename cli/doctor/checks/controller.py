@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
+from cli.doctor.checks import site
 from cli.doctor.checks.daemons import other_version
 from cli.doctor.checks.gres import counts_fault, expected, group_of, node_counts
 from cli.doctor.known import Known
 from cli.doctor.result import RESTART_ALL, Check
 from enforcer.ledger.read import node_configs, reading
 from enforcer.ledger.schema import LedgerError
-from slurm_plugin.render import node_gres
 
 DOWN = {"DOWN", "INVAL", "INVALID_REG", "NOT_RESPONDING", "FAIL"}
 NAMED = 3  # nodes named in one sentence; more are counted
@@ -48,9 +49,7 @@ def nodes(known: Known) -> Check:
     for name in known.need.node_names():
         fault = _node_fault(known, name, have.get(name))
         if fault:
-            write = f"NodeName={name} ... Gres={node_gres(known.need, name)}"
-            todo = f"write in slurm.conf {write}; then {RESTART_ALL}"
-            return Check("nodes", "fail", fault, todo)
+            return _unfit(known, name, fault, have.get(name, {}))
     strangers = [name for name, row in have.items() if "qgpu:" in row.get("Gres", "")]
     strangers = [name for name in strangers if name not in known.need.node_names()]
     if strangers:
@@ -61,6 +60,20 @@ def nodes(known: Known) -> Check:
             "nodes", "fail", text, "add it to nodes in qgpu.yaml, or take qgpu out of its Gres="
         )
     return _states(known, have)
+
+
+def _unfit(known: Known, name: str, fault: str, row: Row) -> Check:
+    """A node whose gres are wrong: by slurm.conf, by a slurmctld that has not read it, or only
+    until the node registers with a slurmctld that was started just now.
+    """
+    wrong = [each for each in site.found(known, "slurm.conf") if each.key in ("Gres", "NodeName")]
+    if wrong:
+        return Check("nodes", "fail", fault, site.todo_of(wrong[0]))
+    if row.get("SlurmdStartTime") == "None":
+        text = f"{name} has not registered since slurmctld was started, so its gres are unknown"
+        todo = f"ask doctor again in a minute; if it stays, systemctl restart slurmd on {name}"
+        return Check("nodes", "warn", text, todo)
+    return Check("nodes", "fail", fault, f"{known.slurm_conf} has it: {RESTART_ALL}")
 
 
 def _node_fault(known: Known, name: str, row: Row | None) -> str:
@@ -135,6 +148,10 @@ def same_config(known: Known) -> Check:
     if others:
         age = (time.time() - told[others[0]][1]) / 60
         text = f"{', '.join(others[:NAMED])} had another qgpu.yaml {age:.0f} min ago"
+        # Collected times are whole seconds.
+        if all(told[name][1] + 1 < Path(known.path).stat().st_ctime for name in others):
+            todo = "systemctl start qgpu-collect, then ask doctor again"
+            return Check("same config", "warn", f"{text}, before this one was written", todo)
         todo = f"copy {known.path} there and restart qgpud, then systemctl start qgpu-collect here"
         return Check("same config", "fail", text, todo)
     silent = [name for name in known.need.node_names() if name not in told]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from cli.doctor.checks import site
 from cli.doctor.files import conf, setting
 from cli.doctor.known import Known, words
 from cli.doctor.result import RESTART_ALL, Check
 from slurm_plugin import releases
+from slurm_plugin.site.settings import implied_flags
 
 GRES = ("gpu", "shard", "qgpu", "vram")
 TRES = (
@@ -24,7 +27,9 @@ def slurmctld(known: Known) -> Check:
     if known.answers:
         return Check("slurmctld", "ok", "answers")
     runs = bool(known.slurm_processes("slurmctld"))
-    why = known.host.said("scontrol", "ping").last or "it does not answer"
+    said = known.host.said("scontrol", "ping")
+    lines = [line for line in (said.out + said.err).split("\n") if re.search(r"[a-z]", line)]
+    why = "; ".join(lines) or "it does not answer"
     todo = "read slurmctld's log" if runs else "systemctl start slurmctld on the controller"
     return Check("slurmctld", "fail", f"{'runs, but' if runs else 'does not run:'} {why}", todo)
 
@@ -51,12 +56,7 @@ def select(known: Known) -> Check:
     late = known.slurm_version is not None and known.slurm_version >= (23, 11, 0)
     if (plugin or ("select/cons_tres" if late else "select/cons_res")) != "select/cons_tres":
         text = f"SelectType is {plugin or 'not set'}, which does not know shards"
-        return Check(
-            "select",
-            "fail",
-            text,
-            "write SelectType=select/cons_tres in slurm.conf, restart slurmctld",
-        )
+        return Check("select", "fail", text, site.settle(known, "SelectType"))
     parameters = words(setting(known, "SelectTypeParameters"))
     slurm = known.need.slurm
     for word, wanted, key in (
@@ -68,10 +68,7 @@ def select(known: Known) -> Check:
                 f"SelectTypeParameters {'misses' if wanted else 'has'} {word}, against {key} in"
                 " qgpu.yaml"
             )
-            verb = "add" if wanted else "take out"
-            return Check(
-                "select", "fail", text, f"{verb} {word} there, or change {key}; restart slurmctld"
-            )
+            return Check("select", "fail", text, site.settle(known, "SelectTypeParameters"))
     return Check("select", "ok", "select/cons_tres")
 
 
@@ -80,10 +77,8 @@ def gres_types(known: Known) -> Check:
     told = setting(known, "GresTypes")
     missing = [name for name in GRES if name not in words(told)]
     if missing:
-        line = ",".join(dict.fromkeys([*filter(None, told.split(",")), *missing]))
         text = f"GresTypes misses {', '.join(missing)}"
-        todo = f"write GresTypes={line} in slurm.conf; then {RESTART_ALL}"
-        return Check("gres types", "fail", text, todo)
+        return Check("gres types", "fail", text, site.settle(known, "GresTypes", RESTART_ALL))
     return Check("gres types", "ok", told)
 
 
@@ -92,16 +87,11 @@ def prolog_flags(known: Known) -> Check:
     no cgroup for ssh sessions.
     """
     told = setting(known, "PrologFlags")
-    missing = [flag for flag in ("Alloc", "Contain") if flag.lower() not in words(told)]
+    have = implied_flags(list(words(told)))
+    missing = [flag for flag in ("Alloc", "Contain") if flag.lower() not in have]
     if missing:
-        line = ",".join([*[word for word in told.split(",") if word], *missing])
         text = f"PrologFlags misses {' and '.join(missing)}: tasks may start before their grant"
-        return Check(
-            "prolog flags",
-            "fail",
-            text,
-            f"write PrologFlags={line} in slurm.conf, restart slurmctld",
-        )
+        return Check("prolog flags", "fail", text, site.settle(known, "PrologFlags", RESTART_ALL))
     return Check("prolog flags", "ok", told)
 
 
@@ -116,15 +106,13 @@ def devices(known: Known) -> Check:
         told = setting(known, key) or default.get(key, "")
         if wanted not in words(told):
             text = f"{key} is {told or 'not set'}: any job can use any card"
-            line = ",".join(
-                filter(None, [told if key == "TaskPlugin" and told != "task/none" else "", wanted])
-            )
-            return Check(
-                "devices", "fail", text, f"write {key}={line} in slurm.conf, restart slurmd"
-            )
+            restart = "restart slurmctld and slurmd"
+            return Check("devices", "fail", text, site.settle(known, key, restart))
     file = conf(known, "cgroup.conf")
     if file.text("CgroupPlugin").lower() == "disabled":
-        todo = f"write CgroupPlugin=autodetect in {file.path}, restart slurmd"
+        place = file.get("CgroupPlugin")
+        line = f"line {place.line} of {place.file}" if place else file.path
+        todo = f"write in place of {line}: CgroupPlugin=autodetect; then restart slurmd"
         text = f"{file.path} has CgroupPlugin=disabled: any job can use any card"
         return Check("devices", "fail", text, todo)
     ok = Check("devices", "ok", f"{file.path} has ConstrainDevices=yes")
@@ -156,8 +144,7 @@ def accounted(known: Known) -> Check:
     missing = [name for name in TRES if name not in words(told)]
     if missing:
         text = f"AccountingStorageTRES misses {', '.join(missing)}"
-        todo = f"write AccountingStorageTRES={','.join(TRES)} in slurm.conf, restart slurmctld"
-        return Check("tres", "fail", text, todo)
+        return Check("tres", "fail", text, site.settle(known, "AccountingStorageTRES"))
     said = known.host.said("sacctmgr", "-nP", "show", "tres", "format=type,name")
     if said.code != 0:
         return Check(

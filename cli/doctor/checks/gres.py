@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 
+from cli.doctor.checks import site
 from cli.doctor.known import Known
 from cli.doctor.result import RESTART_ALL, Check
 from gres.config.hostlist import expand
 from gres.config.site import Config
 from gres.units import MIB
+from slurm_plugin.releases import OLDEST, shown
 from slurm_plugin.render import GresGroup, gres_groups
 
-AGAIN = f"correct gres.conf as 'qgpu setup' says; then {RESTART_ALL}"
 # slurmd's last line if it cannot move itself to a cgroup; its faults of gres.conf end otherwise
 NO_CGROUP = "slurmd initialization failed"
+SILENT = ((24, 11, 0), (24, 11, 3))  # releases whose slurmd -G prints nothing
 _GRES = re.compile(r"Gres Name=(\S+) Type=(\S+) Count=([0-9]+)")
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 Counts = dict[str, int]
@@ -71,22 +73,30 @@ def slurmd_gres(known: Known) -> Check:
     have = slurmd_counts(said.out + said.err)
     if not have:
         faults = [line for line in said.err.split("\n") if re.search(r"fatal|error", line)]
+        if not faults and SILENT[0] <= (known.slurm_version or OLDEST) < SILENT[1]:
+            todo = f"it is a fault of this Slurm, mended in {shown(SILENT[1])}: update"
+            return Check("gres counts", "warn", "slurmd -G prints nothing", todo)
         if not faults:
-            return Check(
-                "gres counts",
-                "warn",
-                "slurmd -G prints nothing",
-                "24.11.0 to 24.11.2 cannot: update Slurm",
-            )
+            text = "slurmd -G prints nothing: it knows of no gres"
+            return Check("gres counts", "fail", text, _mend(known))
         if known.host.uid != 0 and faults[-1].endswith(NO_CGROUP):
             why = "slurmd -G needs root where cgroups are version 2"
             return Check("gres counts", "ok", f"not compared: {why}")
-        return Check("gres counts", "fail", faults[-1], AGAIN)
+        return Check("gres counts", "fail", faults[-1], _mend(known))
     fault = counts_fault(have, expected(group_of(known.need, known.node)))
     if fault:
-        return Check("gres counts", "fail", f"slurmd counts: {fault}", AGAIN)
+        return Check("gres counts", "fail", f"slurmd counts: {fault}", _mend(known))
     total = f"{have['shard']} shards, {have['vram'] // MIB} MiB"
     return Check("gres counts", "ok", f"slurmd counts what qgpu.yaml says: {total}")
+
+
+def _mend(known: Known) -> str:
+    """The first line that Slurm's files need; where they are right, slurmd has other ones."""
+    for kind in ("slurm.conf", "gres.conf"):
+        for each in site.found(known, kind):
+            if each.severity == "fail":
+                return site.todo_of(each)
+    return f"Slurm's files have it: {RESTART_ALL}; slurmd's log says what it does not take"
 
 
 def node_counts(text: str) -> Counts:

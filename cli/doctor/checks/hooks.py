@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from cli.doctor.checks import site
 from cli.doctor.files import conf, setting
 from cli.doctor.known import NO_SLURM, Known
-from cli.doctor.result import Check
+from cli.doctor.result import RESTART_ALL, Check
 from slurm_plugin.site.sources import Disk
 
 VERBS = {"Prolog": "prolog", "Epilog": "epilog"}
@@ -18,14 +19,8 @@ def hooks(known: Known) -> Check:
     if not known.has_slurm:
         return Check("hooks", "ok", NO_SLURM)
     client = known.need.hook.client
-    fault = client_fault(known, client)
-    if fault:
-        return Check(
-            "hooks",
-            "fail",
-            f"{client} {fault}",
-            "install the package again, or correct hook.client",
-        )
+    if fault := client_fault(known, client):
+        return Check("hooks", "fail", f"{client} {fault[0]}", fault[1])
     for key in VERBS:
         found = _hook(known, key, client)
         if found is not None:
@@ -33,15 +28,15 @@ def hooks(known: Known) -> Check:
     return _timeout(known) or Check("hooks", "ok", f"Prolog and Epilog call {client}")
 
 
-def client_fault(known: Known, client: str) -> str:
-    """Why slurmd cannot run that program; empty if it can."""
+def client_fault(known: Known, client: str) -> tuple[str, str] | None:
+    """Why slurmd cannot run that program, and what to do; None if it can."""
     if doubt := known.host.distrust(client):
-        return f"is not safe: {doubt}"
+        return f"is not safe: {doubt}", doubt.todo
     try:
         info = Path(client).stat()
     except OSError:
-        return "is not there"
-    return "" if info.st_mode & 0o111 else "is not executable"
+        return "is not there", "install qgpu-node again, or correct hook.client in qgpu.yaml"
+    return None if info.st_mode & 0o111 else ("is not executable", f"chmod 0755 {client}")
 
 
 def scripts_of(known: Known, key: str) -> list[str]:
@@ -60,10 +55,12 @@ def scripts_of(known: Known, key: str) -> list[str]:
 
 
 def _hook(known: Known, key: str, client: str) -> Check | None:
-    scripts, todo = scripts_of(known, key), f"call what 'qgpu render {VERBS[key]}' prints from it"
+    scripts, ours = scripts_of(known, key), site.site_of(known).places.fragment(VERBS[key])
     if not scripts:
-        todo = "add what 'qgpu render slurm.conf' prints"
+        todo = site.settle(known, key, RESTART_ALL)
         return Check("hooks", "fail", f"slurm.conf sets no {key}", todo)
+    line_ = f"{client} {VERBS[key]} --run-dir {(known.raw or known.need).run_dir}"
+    todo = site.again(known, ours) if ours in scripts else f"write in {scripts[0]}: {line_}"
     called = [(script, line) for script in scripts for line in _calls(known, script, client)]
     if not called:
         unread = [script for script in scripts if known.host.read(script, known.slurm_uid) is None]
@@ -79,7 +76,7 @@ def _hook(known: Known, key: str, client: str) -> Check | None:
         return Check("hooks", "fail", text, f"chmod 0755 {script}")
     if VERBS[key] not in line:
         return Check("hooks", "fail", f"{script} does not call the client for '{VERBS[key]}'", todo)
-    return _run_dir(known, script, line)
+    return _run_dir(known, script, line, todo)
 
 
 def _calls(known: Known, script: str, client: str) -> list[list[str]]:
@@ -96,16 +93,14 @@ def _calls(known: Known, script: str, client: str) -> list[list[str]]:
     return found
 
 
-def _run_dir(known: Known, script: str, line: list[str]) -> Check | None:
+def _run_dir(known: Known, script: str, line: list[str], todo: str) -> Check | None:
     told = line[line.index("--run-dir") + 1] if "--run-dir" in line[:-1] else None
     if told is not None and told not in known.run_dirs:
         text = (
             f"{script} asks at {told}, qgpud of qgpu.yaml is at {known.run_dir}: each job drains"
             " the node"
         )
-        return Check(
-            "hooks", "fail", text, f"write there --run-dir {(known.raw or known.need).run_dir}"
-        )
+        return Check("hooks", "fail", text, todo)
     return None
 
 
@@ -116,6 +111,5 @@ def _timeout(known: Known) -> Check | None:
     if not told.isdigit() or not 0 < int(told) <= deadline:
         return None
     text = f"PrologEpilogTimeout is {told} s, but a Prolog may wait {deadline:.0f} s for qgpud"
-    return Check(
-        "hooks", "fail", text, f"write PrologEpilogTimeout={int(deadline) + 20} in slurm.conf"
-    )
+    todo = site.settle(known, "PrologEpilogTimeout", "scontrol reconfigure")
+    return Check("hooks", "fail", text, todo)

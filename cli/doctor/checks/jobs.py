@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from cli.doctor.checks import site
 from cli.doctor.known import Known
 from cli.doctor.result import Check
 from enforcer.daemon.audit.steps import STEPS, Steps
@@ -18,8 +19,10 @@ from gres.grant.store import RUN_BASE
 _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 NAMED = 3  # jobs named in one sentence; more are counted
 _WAY_OUT = {
-    UNRECORDED: "install qgpu_spank.so of this release, see `spank` above, and restart slurmd",
-    HOMELESS: "write ProctrackType=proctrack/cgroup and TaskPlugin=task/cgroup in slurm.conf",
+    UNRECORDED: (
+        "install qgpu_spank.so of this release, see `spank` above, and restart slurmd; jobs that"
+        " run now stay so until they end"
+    ),
     ELSEWHERE: "run qgpud and slurmd in one cgroup namespace",
 }
 
@@ -38,7 +41,14 @@ def job_cgroups(known: Known, root: Path | None = None) -> Check:
     others = ", ".join(map(str, sorted(lost.keys() - {first})[:NAMED]))
     text, path = lost[first]
     text = text.format(job=first, path=path) + (f"; also of job {others}" if others else "")
-    return Check("job cgroups", "fail", text, _WAY_OUT[lost[first][0]])
+    return Check("job cgroups", "fail", text, _way_out(known, lost[first][0]))
+
+
+def _way_out(known: Known, why: str) -> str:
+    if why != HOMELESS:
+        return _WAY_OUT[why]
+    key = "(ProctrackType|TaskPlugin)"
+    return site.settle(known, key, "restart slurmd; jobs that run now stay so until they end")
 
 
 def _fault(steps: Steps, job: int, root: Path | None) -> tuple[str, str] | None:

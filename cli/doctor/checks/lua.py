@@ -55,18 +55,25 @@ def _script(known: Known, name: str, module: str) -> tuple[Check, Loaded]:
     found = loaded_by(known, path)
     if found.scripts[path] is None:
         doubt = known.host.distrust(path, known.slurm_uid)
-        todo = doubt.todo if doubt else f"write it as 'qgpu render {name}.lua' prints"
+        todo = doubt.todo if doubt else site.again(known)
         return Check(name, "fail", f"{path} cannot be read: {doubt or 'is it there?'}", todo), found
     ours = [script for script in found.scripts if script.endswith(f"/{module}")]
     if not ours:
-        todo = f"add what 'qgpu render {name}.lua' prints"
-        return Check(name, "fail", f"{path} does not load {module}", todo), found
+        return Check(name, "fail", f"{path} does not load {module}", _call(known, name)), found
     if found.missing:
         text = f"{found.missing[0]}, which {path} loads, cannot be read"
-        return Check(name, "fail", text, "install the package again, or correct the path"), found
+        package = "qgpu-controller" if name == "job_submit" else "qgpu"
+        return Check(name, "fail", text, f"install {package} again, or correct the path"), found
     kind: Kind = "job_submit.lua" if name == "job_submit" else "cli_filter.lua"
     ok = Check(name, "ok", f"{path} loads {ours[0]}")
     return site.fault(known, name, kind) or ok, found
+
+
+def _call(known: Known, name: str) -> str:
+    """What to do where a script of the site does not call ours."""
+    kind: Kind = "job_submit.lua" if name == "job_submit" else "cli_filter.lua"
+    mine = site.found(known, kind)
+    return site.todo_of(mine[0]) if mine else f"add what 'qgpu render {name}.lua' prints"
 
 
 def cli_filter(known: Known) -> Check:
@@ -86,7 +93,7 @@ def job_submit(known: Known) -> Check:
     """Without our job_submit a share is booked as a plain number, and its job gets no card."""
     plugins = setting(known, "JobSubmitPlugins")
     if "lua" not in words(plugins):
-        todo = "write JobSubmitPlugins=lua in slurm.conf, and restart slurmctld"
+        todo = site.settle(known, "JobSubmitPlugins")
         text = f"JobSubmitPlugins is {plugins or 'not set'}: jobs with --gres=qgpu:N get no card"
         return Check("job_submit", "fail", text, todo)
     return _script(known, "job_submit", "qgpu_job_submit.lua")[0]
@@ -97,17 +104,16 @@ def tables(known: Known) -> Check:
     found = _script(known, "job_submit", "qgpu_job_submit.lua")[1]
     if not found.tables:
         text = "job_submit.lua names no qgpu_tables.lua"
-        return Check("tables", "fail", text, "add what 'qgpu render job_submit.lua' prints")
+        return Check("tables", "fail", text, _call(known, "job_submit"))
     path = found.tables[0]
     text_ = known.host.read(path, known.slurm_uid)
     if text_ is None:
-        return Check(
-            "tables", "fail", f"{path} cannot be read: every share is refused", "run: qgpu setup"
-        )
+        text = f"{path} cannot be read: every share is refused"
+        return Check("tables", "fail", text, site.again(known, path))
     if code_of(path, text_) != code_of(path, rendered(known)):
         beside = " beside DefMemPerNode and DefMemPerCPU" if known.need.reclaiming else ""
         text = f"{path} is not what this qgpu.yaml renders{beside}"
-        return Check("tables", "fail", text, "run: qgpu setup")
+        return Check("tables", "fail", text, site.again(known, path))
     return _read_since(known, found) or Check("tables", "ok", f"{path} is what qgpu.yaml renders")
 
 

@@ -18,6 +18,10 @@ from gres.grant.identity import IdentityError, identify
 from gres.units import MIB, format_mib
 
 LEAST_FREE_MIB = 64  # free MiB that the ledger needs at least, to grow for a while
+LOST = (
+    "journalctl -k -g Xid says whether it died: then drain and reboot this node, or exchange the"
+    " card; where it is gone for good, correct count and files under nodes in qgpu.yaml"
+)
 NAMED = 10  # jobs named in one line; more are counted
 
 
@@ -54,20 +58,18 @@ def nvml(known: Known) -> Check:
 def cards(known: Known) -> Check:
     """Whether the cards of qgpu.yaml are there."""
     if known.cards is None:
-        return Check("cards", "fail", "not compared, since NVML does not answer")
+        return Check("cards", "fail", "not compared, since NVML does not answer", "see nvml")
     node = known.need.node(known.node)
     try:
         named = identify(node, range(len(node.cards)))
     except IdentityError as error:
-        return Check("cards", "fail", str(error), "correct files under nodes in qgpu.yaml")
+        return Check("cards", "fail", str(error), LOST)
     by_place = {card.place: card for card in known.cards}
     for card in named:
         info = by_place.get(card.place)
         if info is None:
             text = f"card {card.spec.index} ({','.join(card.spec.paths)}) is not seen by NVML"
-            return Check(
-                "cards", "fail", text, "look for Xid errors, or correct nodes in qgpu.yaml"
-            )
+            return Check("cards", "fail", text, LOST)
         if info.mem_total < card.spec.usable * MIB:
             text = (
                 f"card {card.spec.index} has {format_mib(info.mem_total // MIB)}, not"
@@ -91,7 +93,8 @@ def shim(known: Known) -> Check:
     path = Path(known.need.shim)
     fault = system.shim_fault(path, known.host)
     if fault:
-        todo = "install the package again, or correct shim in qgpu.yaml"
+        doubt = known.host.distrust(path)
+        todo = doubt.todo if doubt else "install qgpu-node again, or correct shim in qgpu.yaml"
         return Check("shim", "fail", f"{path}: {fault}", todo)
     known.shim = True
     if not path.parent.name.isdigit():
@@ -109,7 +112,9 @@ def nvml_shim(known: Known) -> Check:
     fault = system.file_fault(path, known.host)
     if fault:
         text = f"{path}: {fault}: programs that ask NVML see the whole card"
-        return Check("nvml shim", "fail", text, "install the package again")
+        doubt = known.host.distrust(path)
+        todo = doubt.todo if doubt else "install qgpu-node again"
+        return Check("nvml shim", "fail", text, todo)
     return Check("nvml shim", "ok", f"{path} is there")
 
 

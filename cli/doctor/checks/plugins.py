@@ -12,7 +12,7 @@ from cli.doctor.result import Check
 from slurm_plugin import releases
 
 GRES_PLUGINS = ("gres_qgpu.so", "gres_vram.so")
-AGAIN = "install qgpu-slurm-plugins for Slurm {}"
+AGAIN = "install qgpu-slurm-plugins {}"
 
 
 def text_of(number: int) -> str:
@@ -32,6 +32,8 @@ def spank(known: Known) -> Check:
     if not known.has_slurm:
         return Check("spank", "ok", NO_SLURM)
     path = known.need.spank
+    if doubt := known.host.distrust(path):
+        return Check("spank", "fail", f"{path}: not read, since {doubt}", doubt.todo)
     try:
         plugin = _plugin(known, path)
     except ValueError as error:
@@ -52,7 +54,7 @@ def spank(known: Known) -> Check:
             f"{path} is for Slurm {text_of(plugin.number)}, this is {here}: slurmstepd does not"
             " load it"
         )
-        return Check("spank", "fail", text, AGAIN.format(here[:5]))
+        return Check("spank", "fail", text, AGAIN.format(f"for Slurm {here[:5]}"))
     ok = Check(
         "spank",
         "ok",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import cast
 
+from cli.doctor.checks import site
 from cli.doctor.checks.controller import rows
 from cli.doctor.files import setting
 from cli.doctor.known import Known, words
@@ -113,7 +114,7 @@ def _crowded(known: Known) -> Check | None:
     if all(group.count == 1 for group in config.nodes):
         return None
     text = "placement is binpack: Slurm puts all reclaimable jobs on the first card of a node"
-    todo = "write slurm: {placement: spread} in qgpu.yaml, and run: qgpu setup"
+    todo = f"write placement: spread under slurm in qgpu.yaml, and {site.again(known)}"
     return Check(NAME, "warn", text, todo)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from typing import Literal
 
 from cli.doctor.files import HostSource, version_text
@@ -10,8 +11,8 @@ from cli.doctor.known import CACHES, NO_SLURM, Known
 from cli.doctor.result import RESTART_ALL, Check
 from gres.paths import PATHS
 from slurm_plugin import releases
-from slurm_plugin.site.difference import Difference
-from slurm_plugin.site.differences import differences
+from slurm_plugin.site.difference import Difference, setup_command
+from slurm_plugin.site.differences import differences, edited_option
 from slurm_plugin.site.found import Places, Site, read_site
 
 Kind = Literal[
@@ -68,6 +69,7 @@ def found(known: Known, kind: Kind) -> list[Difference]:
             node=known.node or None,
             slurm_version=version,
             yaml=known.path,
+            again=_setup(known),
         )
     mine = [each for each in known.differences if kind_of(each, site_of(known)) == kind]
     # The version has a check of its own, and the processors of a sandbox's nodes are invented.
@@ -85,6 +87,25 @@ def fault(known: Known, name: str, kind: Kind) -> Check | None:
     first = mine[0]
     more = f" (and {len(mine) - 1} more, which qgpu lint names)" if len(mine) > 1 else ""
     return Check(name, first.severity, first.sentence + more, todo_of(first))
+
+
+def _setup(known: Known) -> str:
+    return setup_command(known.roles, known.path, known.node if known.given else None)
+
+
+def again(known: Known, path: str = "") -> str:
+    """The command that writes our fragments here; `path`: the one that it must replace."""
+    return f"run: {_setup(known)}{edited_option(site_of(known), path) if path else ''}"
+
+
+def settle(known: Known, key: str, restart: str = "restart slurmctld") -> str:
+    """What to do where slurmctld lacks a setting: what the file needs, or, where that is right, to
+    have it read.
+    """
+    for each in found(known, "slurm.conf"):
+        if re.search(rf"\b{key}\b", each.sentence):
+            return todo_of(each)
+    return f"{known.slurm_conf} has it: {restart}"
 
 
 def todo_of(difference: Difference) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 
+from cli.doctor.checks import site
 from cli.doctor.files import conf, setting
 from cli.doctor.known import NO_SLURM, Known, words
-from cli.doctor.result import Check, Status
+from cli.doctor.result import RESTART_ALL, Check, Status
 from slurm_plugin import releases
 
 CLOCK_FAIL_S, CLOCK_WARN_S = 240.0, 5.0  # munge refuses what is five minutes old
@@ -25,8 +26,8 @@ def slurm(known: Known) -> Check:
         told = releases.parse(known.config.slurm.version)
         if told is not None and told[:2] != version[:2]:
             todo = (
-                f'write slurm: {{version: "{text}"}} in qgpu.yaml, render again, restart slurmctld'
-                " and qgpud"
+                f'write version: "{text[:5]}" under slurm in {known.path}; {site.again(known)};'
+                f" systemctl restart qgpud; the same on every host; then {RESTART_ALL}"
             )
             said = known.config.slurm.version
             return Check("slurm", "fail", f"this is Slurm {text}, but qgpu.yaml says {said}", todo)
@@ -38,14 +39,13 @@ def _release(version: releases.Version) -> Check:
     text = releases.shown(version)
     if not faults:
         return Check("slurm", "ok", text)
-    worst = faults[0].weight
-    words_ = "; ".join(
-        f"{fault.text} (mended in {releases.shown(fault.mended)})" for fault in faults
-    )
-    todo = f"update Slurm to {releases.shown(max(fault.mended for fault in faults))} or later"
-    if worst == "note":
-        return Check("slurm", "ok", f"{text}; known: {words_}")
-    return Check("slurm", worst, f"{text}: {words_}", todo)
+    worst = faults[0]
+    more = len(faults) - 1
+    rest = f"; and {more} more, which docs/specs/doctor.md lists" if more else ""
+    if worst.weight == "note":
+        return Check("slurm", "ok", f"{text}; known: {worst.text}{rest}")
+    todo = f"update Slurm, to {releases.shown(releases.sound(version))} for example"
+    return Check("slurm", worst.weight, f"{text}: {worst.text}{rest}", todo)
 
 
 def munge(known: Known) -> Check:

@@ -70,9 +70,21 @@ def test_a_first_qgpu_yaml_is_made_of_what_is_seen(
     config = load_config(yaml)
     found = config.nodes[0]
     assert (found.names, found.model, found.count, found.files) == group
+    assert config.slurm.cli_filter, "srun --gres=qgpu:N has its card"
     assert config.slurm.version == "24.11" and stat.S_IMODE(yaml.stat().st_mode) == 0o644
     again = setup(root, "--init", *words)
     assert again.exit_code == 1 and "is there already" in again.output
+
+
+def test_configless_hosts_have_no_cli_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial, "seen", lambda: initial.Seen(cards(2)))
+    monkeypatch.setattr("cli.setup.host.Host.said", lambda self, *words: placing_said("22.05.8"))
+    root = tree(tmp_path, STOCK + "SlurmctldParameters=enable_configless\n")
+    (root / "etc/qgpu/qgpu.yaml").unlink()
+    assert setup(root, "--init").exit_code == 0
+    assert not load_config(root / "etc/qgpu/qgpu.yaml").slurm.cli_filter
 
 
 def placing_said(text: str) -> Any:

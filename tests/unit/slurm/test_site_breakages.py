@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_site_differences import GRES, GRES3, YAML, E, Files, config, installed, seen
+from test_site_differences import (
+    GRES,
+    GRES3,
+    PLACES,
+    STOCK,
+    YAML,
+    E,
+    Files,
+    config,
+    installed,
+    seen,
+)
 
-from gres.config.site import parse_config
+from gres.config.site import Config, parse_config
+from slurm_plugin.render import render
+from slurm_plugin.site.difference import Difference
+from slurm_plugin.site.found import without_fragments
+from slurm_plugin.site.sources import Texts
 
 
 def swap(name: str, old: str, new: str) -> Callable[[Files], None]:
@@ -74,7 +89,7 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
         "remove",
         "second",
     ),
-    (drop("qgpu/slurm.conf"), "syntax", "replace", "there is no such file"),
+    (drop("qgpu/slurm.conf"), "include", "run", "Slurm's daemons do not start"),
     (
         swap("slurm.conf", "shard:h200:200", "shard:h200:100"),
         "Gres",
@@ -140,7 +155,23 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     (of_the_site("AutoDetect=full"), "AutoDetect", "replace", "NodeName=n3 AutoDetect=off"),
     (of_the_site("AutoDetect=off"), "", "", ""),
     (of_the_site("Cores=0"), "", "", ""),  # no line about it: Slurm's default is off
-    (drop("job_submit.lua"), "job_submit.lua", "run", "ln -s"),
+    (drop("job_submit.lua"), "job_submit.lua", "run", "a link to"),
+    (put("slurm.conf", f"include {E}/qgpu/slurm.conf\n"), "include", "remove", "twice"),
+    (put("gres.conf", f"include {E}/qgpu/gres.conf\n"), "include", "remove", "twice"),
+    (put("plugstack.conf", f"include {E}/qgpu/plugstack.conf\n"), "include", "remove", "twice"),
+    (put("cgroup.conf", f"include {E}/qgpu/cgroup.conf\n"), "include", "remove", "twice"),
+    (
+        put("qgpu/plugstack.conf", "optional /usr/lib/qgpu/qgpu_spank.so run_dir=/run/qgpu\n"),
+        "spank",
+        "run",
+        "second time",
+    ),
+    (
+        swap("slurm.conf", "Enforce=associations,limits,qos", "Enforce=Associations"),
+        "AccountingStorageEnforce",
+        "replace",
+        "AccountingStorageEnforce=Associations,limits,qos",
+    ),
     (swap("job_submit.lua", "qgpu.submit(", "slurm.x("), "job_submit.lua", "add", "qgpu.submit"),
     (
         put("slurm.conf", "CliFilterPlugins=lua\n"),
@@ -214,6 +245,50 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
 ]
 
 
+# What only the admin can write: a line that Slurm refuses, a script of the site's own, qgpu.yaml.
+UNTYPED = {"syntax", "nodes", "cores", "NodeName"}
+
+
+def typed(files: Files, each: Difference, cfg: Config) -> None:
+    """Do what the difference says, as an admin without knowledge of qgpu would."""
+    if each.action == "run":
+        assert each.write.startswith("qgpu setup --role controller --role node"), each.write
+        fresh = installed(cfg, STOCK)
+        keep = {f"{E}/{name}" for name in ("slurm.conf", "gres.conf", "cgroup.conf")}
+        alone = without_fragments(PLACES, Texts(files), cfg.slurm.version)
+        for path in fresh.keys() - keep - {f"{E}/plugstack.conf"}:
+            name = path.rpartition("/")[2]
+            text = render(name, cfg, slurm_site=alone.slurm, cgroup_site=alone.cgroup)
+            if path not in files or "--replace-edited" in each.write:
+                files[path] = text
+        return
+    lines: list[str | None] = list(files.get(each.file, "").splitlines())
+    if each.action == "add":
+        lines.append(each.write)
+    else:
+        lines[each.line - 1] = each.write or None
+    files[each.file] = "".join(f"{line}\n" for line in lines if line is not None)
+
+
+@pytest.mark.parametrize(("change", "key", "action", "says"), BROKEN)
+def test_what_it_says_cures_it_when_typed(
+    change: Callable[[Files], None], key: str, action: str, says: str
+) -> None:
+    cfg, again = config(), "qgpu setup --role controller --role node"
+    files = installed(cfg)
+    change(files)
+    for _ in range(4):  # one line after the other, since numbers of lines change
+        found = [
+            d
+            for d in seen(files, cfg, "controller", "node", again=again)
+            if d.key not in UNTYPED and not (d.key == "job_submit.lua" and d.action == "add")
+        ]
+        if not found:
+            return
+        typed(files, found[0], cfg)
+    raise AssertionError([f"{d.sentence} {d.todo}" for d in found])
+
+
 @pytest.mark.parametrize(("change", "key", "action", "says"), BROKEN)
 def test_each_breakage_is_found_with_what_to_do(
     change: Callable[[Files], None], key: str, action: str, says: str
@@ -252,4 +327,4 @@ def test_cores_or_links_in_qgpu_yaml_answer_the_word_about_them() -> None:
         files = installed(cfg)
         put("gres.conf", "AutoDetect=nvml\n")(files)
         (asked,) = [d.needed for d in seen(files, cfg) if d.key == "cores"]
-        assert asked == f"cores of {'n3' if more else 'n[1-2]'} in qgpu.yaml"
+        assert asked.startswith(f"cores of {'n3' if more else 'n[1-2]'} in qgpu.yaml")
