@@ -59,7 +59,7 @@ UNTYPED = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKAGES.keys() - UNTYPED.keys())
+@pytest.mark.parametrize("name", sorted(BREAKAGES.keys() - UNTYPED.keys()))
 def test_what_doctor_says_cures_it_when_typed(
     site: Site, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -78,7 +78,7 @@ def test_what_doctor_says_cures_it_when_typed(
     pytest.fail("\n".join([f"{name} is not cured by:", *said]))
 
 
-@pytest.mark.parametrize("name", IN_FILES.keys() - UNTYPED.keys())
+@pytest.mark.parametrize("name", sorted(IN_FILES.keys() - UNTYPED.keys()))
 def test_what_lint_says_cures_it_when_typed(site: Site, name: str) -> None:
     admin = Admin(site)
     BREAKAGES[name][0](site)
