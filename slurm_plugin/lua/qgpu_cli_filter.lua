@@ -124,6 +124,10 @@ function M.step_tres(tres, inside)
     return tres .. ",gres/shard:" .. (model and not inside and model .. ":" or "") .. "1"
 end
 
+local function number(option)
+    return tonumber(tostring(option):match("^%d+"))
+end
+
 -- With slurm.multi_card job_submit.lua books shards per task, and a stand-alone srun asks for its
 -- step the job's gres per node: no shard, so no card. There the mark goes per task as well. Slurm
 -- accepts that only with -n; without it srun has a task for each node.
@@ -139,13 +143,31 @@ local function mark_per_task(options, gres)
     local own = options["tres-per-task"]
     local before = type(own) == "string" and own ~= "" and own .. "," or ""
     options["tres-per-task"] = before .. "gres/" .. found
-    local tasks = tonumber(tostring(options.ntasks):match("^%d+")) or 1 -- 1 without -n
-    local nodes = tonumber(tostring(options.nodes):match("^%d+")) or 1
-    options.ntasks = string.format("%d", math.max(tasks, nodes, 1))
+    local nodes, on_node = number(options.nodes) or 1, number(options["ntasks-per-node"]) or 1
+    -- srun says 1 without -n
+    options.ntasks = string.format("%d", math.max(number(options.ntasks) or 1, nodes * on_node, 1))
     return rest
 end
 
+-- Slurm's client refuses the old word for vram before anybody else sees it, without a reason.
+local function old_word(options)
+    for _, name in ipairs({ "gres", "tres-per-task" }) do
+        for _, entry in ipairs(q.parse_entries(options[name] or "").rest) do
+            if entry.name == "qgpu_mem" then
+                return entry.text, "vram" .. entry.text:sub(#entry.name + 1)
+            end
+        end
+    end
+    return nil
+end
+
 function M.pre_submit(options, _)
+    local old, new = old_word(options)
+    if old then
+        slurm.log_error("%s", "qgpu: " .. old .. " is refused: the memory of a share is called"
+            .. " vram; write " .. new .. " in its place.")
+        return slurm.ERROR
+    end
     if options.type ~= "srun" then
         return slurm.SUCCESS
     end

@@ -40,14 +40,23 @@ def test_srun_asks_for_a_whole_card_as_job_submit_books_it(
 
 
 def test_a_change_of_a_whole_job_keeps_its_tag(old: Slurm) -> None:
-    whole = {"job_id": 7, "job_state": 0, "partition": "gpu", "tres_per_node": "gres:shard:100"}
+    gres = "gres:shard:100,gres:qgpu:online:100"
+    whole = {
+        "job_id": 7,
+        "job_state": 0,
+        "partition": "gpu",
+        "tres_per_node": gres,
+        "qos": "online",
+    }
     assert old.modify(whole, comment="new")[1] == {"comment": "qgpu/1 whole; new"}
     assert old.modify(whole, gres="gpu:h200:1")[1] == {
-        "gres": "shard:h200:100",
+        "gres": "shard:h200:100,qgpu:online:100",
         "comment": "qgpu/1 whole",
     }
     code, written, said = old.modify(whole, gres="qgpu:30", qos="online")
-    assert (code, written) == (2072, {}) and "from whole cards to" in said
+    assert (code, written) == (2072, {}) and "from whole cards (online) to" in said
+    code, _, said = old.modify(whole, qos="offline")
+    assert code == 2072 and "from whole cards (online) to whole cards (offline)" in said
     code, _, said = old.modify({**whole, "job_state": 1}, gres="gpu:1")
     assert code == 2072 and "job 7 has started" in said
 
