@@ -117,8 +117,8 @@ MESSAGES: dict[str, str] = {
     " write --gres=qgpu:{share} --qgpu-cards={top}.",
     "cards_srun": (
         "{token} for each task is refused for srun alone: Slurm would put all its tasks on one"
-        " card; write salloc -n{tasks} --gres=qgpu:{example} --qgpu-cards={cards} srun and the rest"
-        " of the line, or use sbatch."
+        " card; write sbatch -N{nodes} -n{tasks} --tres-per-task={each} with srun in the script,"
+        " where each task has a card of its own."
     ),
     "cards_whole": "{token} is refused: it goes with a share of a card; write for example"
     " --gres=qgpu:{example} --qgpu-cards={cards}.",

@@ -90,17 +90,19 @@ end
 
 -- A stand-alone srun of several cards: job and step come in one string. Slurm would put all tasks of
 -- the step on the first card (seen on 24.11 and 26.05), or refuse the step with an obscure message.
-local function refuse_alone(job_desc, own, cards, q, t)
+local function refuse_alone(job_desc, entries, cards, q, t)
     local _, nodes = shape(job_desc)
-    local words = { cards = cards, tasks = (tonumber(cards) or 1) * nodes }
-    q.refuse(t, "cards_srun", own.text, words)
+    local mem = entries.mem[1]
+    local words = { tasks = (tonumber(cards) or 1) * nodes, nodes = nodes }
+    words.each = "gres/" .. entries.qgpu[1].text .. (mem and ",gres/" .. mem.text or "")
+    q.refuse(t, "cards_srun", entries.qgpu[1].text, words)
 end
 
 -- `--tres-per-task=gres/qgpu:30` with K tasks per node means `--gres=qgpu:30 --qgpu-cards=K`.
 -- Changes the submission (strings of read_submission) so, and returns K as text; else `said`.
 function M.native(job_desc, job, said, q, t)
-    local own = q.parse_entries(job.gres).qgpu[1]
-    if t.multi_card and own and is_mark(q.parse_entries(job.tres_per_task)) then
+    local own = q.parse_entries(job.gres)
+    if t.multi_card and own.qgpu[1] and is_mark(q.parse_entries(job.tres_per_task)) then
         if (tonumber(said or "1") or 1) > 1 then
             refuse_alone(job_desc, own, said, q, t)
         end
@@ -118,7 +120,7 @@ function M.native(job_desc, job, said, q, t)
     end
     -- the mark of our cli_filter
     if found.shared[1] then
-        refuse_alone(job_desc, found.qgpu[1], text, q, t)
+        refuse_alone(job_desc, found, text, q, t)
     end
     local gres = { job.gres and job.gres ~= "" and job.gres or nil }
     for _, list in ipairs({ found.qgpu, found.mem, found.shared }) do

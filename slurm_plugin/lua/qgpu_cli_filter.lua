@@ -51,6 +51,10 @@ local function whole_gres(entries, inside, shards)
     return table.concat(parts, ",")
 end
 
+local function number(option)
+    return tonumber(tostring(option):match("^%d+"))
+end
+
 -- gres of an srun; nil if nothing changes or the tables are unknown. `inside`: within an existing
 -- job. `shares`: that job's shards (SLURM_SHARDS_ON_NODE), nil or false if none or unknown. `t`:
 -- the cluster's tables, nil if not on this host.
@@ -112,26 +116,43 @@ local function asks_for_gpus(options)
     return false
 end
 
+-- Shards that a task of a step needs to have a card of its own: those of the job on each card, since
+-- Slurm puts smaller ones together. 1 where they are unknown. `entries`: what the step asks for.
+local function shards_of_card(entries, t)
+    local on_node = number(os.getenv("SLURM_SHARDS_ON_NODE"))
+    local cards = number(os.getenv("SLURM_TASKS_PER_NODE")) -- with multi_card each task has one
+    if on_node and cards and on_node % cards == 0 then
+        return on_node / cards
+    end
+    local mem = entries.mem[1]
+    local decision = q.decide({
+        gres = entries.qgpu[1].text .. (mem and "," .. mem.text or ""),
+        qos = os.getenv("SLURM_JOB_QOS"),
+        partition = t.partitions[1],
+    }, t)
+    return decision and decision.shards or 1
+end
+
 -- --tres-per-task of an srun, where shares of several cards are possible (slurm.multi_card): the
 -- card belongs to shard there too. nil if nothing changes.
-function M.step_tres(tres, inside)
+function M.step_tres(tres, inside, t)
     local entries = q.parse_entries(tres)
     local own = entries.qgpu[1]
     if not own or entries.qgpu[2] or entries.shared[1] then
         return nil
     end
     local model = model_and_share(own)
-    return tres .. ",gres/shard:" .. (model and not inside and model .. ":" or "") .. "1"
-end
-
-local function number(option)
-    return tonumber(tostring(option):match("^%d+"))
+    if inside then
+        return string.format("%s,gres/shard:%.0f", tres, shards_of_card(entries, t))
+    end
+    return tres .. ",gres/shard:" .. (model and model .. ":" or "") .. "1"
 end
 
 -- With slurm.multi_card job_submit.lua books shards per task, and a stand-alone srun asks for its
 -- step the job's gres per node: no shard, so no card. There the mark goes per task as well. Slurm
--- accepts that only with -n; without it srun has a task for each node.
-local function mark_per_task(options, gres)
+-- accepts that only with -n; without it srun has a task for each node. Within a job of several cards
+-- each task of a step asks for all `shards` of its card.
+local function mark_per_task(options, gres, shards)
     local rest, found = gres, nil
     rest = gres:gsub(",(shard:[^,]+)", function(mark)
         found = mark
@@ -142,11 +163,22 @@ local function mark_per_task(options, gres)
     end
     local own = options["tres-per-task"]
     local before = type(own) == "string" and own ~= "" and own .. "," or ""
-    options["tres-per-task"] = before .. "gres/" .. found
+    options["tres-per-task"] = before .. "gres/"
+        .. (shards and string.format("shard:%.0f", shards) or found)
+    if shards then
+        return rest
+    end
     local nodes, on_node = number(options.nodes) or 1, number(options["ntasks-per-node"]) or 1
     -- srun says 1 without -n
     options.ntasks = string.format("%d", math.max(number(options.ntasks) or 1, nodes * on_node, 1))
     return rest
+end
+
+-- Whether a step has several tasks on a node of a job with several cards of each.
+local function several_tasks(options)
+    local nodes = number(options.nodes) or number(os.getenv("SLURM_JOB_NUM_NODES")) or 1
+    return (number(os.getenv("SLURM_TASKS_PER_NODE")) or 1) > 1
+        and (number(options.ntasks) or 1) > nodes
 end
 
 -- Slurm's client refuses the old word for vram before anybody else sees it, without a reason.
@@ -173,7 +205,7 @@ function M.pre_submit(options, _)
     end
     local several = not options.gres and read_tables()
     local tres = several and several.multi_card and options["tres-per-task"]
-    local changed = type(tres) == "string" and M.step_tres(tres, os.getenv("SLURM_JOB_ID") ~= nil)
+    local changed = type(tres) == "string" and M.step_tres(tres, os.getenv("SLURM_JOB_ID") ~= nil, several)
     if changed then
         options["tres-per-task"] = changed
     end
@@ -191,9 +223,11 @@ function M.pre_submit(options, _)
         t = nil -- a job with --exclusive holds whole cards as such
     end
     local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE"), t)
-    if gres then
-        options.gres = not inside and t and t.multi_card and mark_per_task(options, gres) or gres
+    if gres and t and t.multi_card and (not inside or several_tasks(options)) then
+        local shards = inside and shards_of_card(q.parse_entries(options.gres), t)
+        gres = mark_per_task(options, gres, shards)
     end
+    options.gres = gres or options.gres
     return slurm.SUCCESS
 end
 
