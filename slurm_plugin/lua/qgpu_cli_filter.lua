@@ -227,7 +227,9 @@ function M.pre_submit(options, _)
         local shards = inside and shards_of_card(q.parse_entries(options.gres), t)
         gres = mark_per_task(options, gres, shards)
     end
-    options.gres = gres or options.gres
+    if gres then
+        options.gres = gres
+    end
     return slurm.SUCCESS
 end
 

@@ -365,7 +365,7 @@ local function modified(job_desc, job_rec, part_list, t)
         error({ qgpu = true, key = refusal.key, text = refusal.text }, 0)
     end
     -- The job's shape stays as it is: a request whose nodes would have to be fixed is refused.
-    whole.book({}, job, decision, part_list, q, t)
+    whole.book(nil, job, decision, part_list, q, t)
     if now.counted and not decision.tag and decision.gres == nil then
         decision.gres = job.gres or "" -- without our count
     end

@@ -147,8 +147,8 @@ local function per_node(desc, job, q, t)
             local count, model = asked(entries, q)
             local top, each = q.most_cards(t, model), nil
             top = top > 0 and top or 1
-            if entries[2] then
-                each = nil -- of several models
+            if entries[2] or not desc then
+                each = nil -- of several models, or the shape is not ours to fix
             elseif name == "tres_per_job" then
                 each = evenly(desc, count, math.max(of_task, 1), 0, top)
             elseif name == "tres_per_task" then
@@ -171,7 +171,7 @@ end
 -- ---- the decision ------------------------------------------------------------------------------
 
 -- Adds the count to a decision for whole cards (q.decide); false without any. `desc` has the
--- shape of a submission, which may be fixed here.
+-- shape of a submission, which may be fixed here; nil for an update.
 function M.book(desc, job, decision, part_list, q, t)
     if not decision.tag or decision.tag.class then
         return false

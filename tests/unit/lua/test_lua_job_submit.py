@@ -46,7 +46,7 @@ function record(values, has_extra)
         end,
         __newindex = function(_, name, value)
             local count = name:find("^min_mem") or name:find("tasks") and name ~= "tres_per_task"
-                or name == "bitflags"
+                or name == "bitflags" or name:find("_nodes$")
             assert(type(value) == (count and "number" or "string"), "of another type: " .. name)
             written[name] = value
         end,
