@@ -133,8 +133,8 @@ def _parts(env: Mapping[str, str], said: Tag | None, gpus: int) -> int:
 
 
 def _counts_whole(env: Mapping[str, str]) -> bool:
-    """Whether Slurm's counts are those of whole cards: a hundred for each and no memory, or all that
-    the node has, of both classes (--exclusive where gres.conf has no `explicit`).
+    """Whether Slurm's counts are those of whole cards: a hundred for each and no memory, or all
+    that the node has, of both classes (--exclusive where gres.conf has no `explicit`).
     """
     if set(env.get("QGPU_NATIVE_CLASS", "").split(",")) == set(_CLASSES):
         return True
