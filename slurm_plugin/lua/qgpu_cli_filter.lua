@@ -150,8 +150,8 @@ end
 
 -- With slurm.multi_card job_submit.lua books shards per task, and a stand-alone srun asks for its
 -- step the job's gres per node: no shard, so no card. There the mark goes per task as well. Slurm
--- accepts that only with -n; without it srun has a task for each node. Within a job of several cards
--- each task of a step asks for all `shards` of its card.
+-- accepts that only with -n; without it srun has a task for each node. Within a job of several
+-- cards each task of a step asks for all `shards` of its card.
 local function mark_per_task(options, gres, shards)
     local rest, found = gres, nil
     rest = gres:gsub(",(shard:[^,]+)", function(mark)
@@ -205,7 +205,8 @@ function M.pre_submit(options, _)
     end
     local several = not options.gres and read_tables()
     local tres = several and several.multi_card and options["tres-per-task"]
-    local changed = type(tres) == "string" and M.step_tres(tres, os.getenv("SLURM_JOB_ID") ~= nil, several)
+    local in_job = os.getenv("SLURM_JOB_ID") ~= nil
+    local changed = type(tres) == "string" and M.step_tres(tres, in_job, several)
     if changed then
         options["tres-per-task"] = changed
     end

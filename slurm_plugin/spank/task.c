@@ -73,8 +73,8 @@ static bool get_env(spank_t sp, const char *name, char *value, size_t size)
 
 /* Does the job hold a share of a card, although its grant says whole cards? It can only be known
  * where gres_qgpu.so is installed. That always writes QGPU_ON_NODE, which for whole cards is 0 or
- * hundreds, and removes an inherited SLURM_SHARDS_ON_NODE. A multiple of 100 there means whole cards
- * as well (Slurm before 23.11.5). */
+ * hundreds, and removes an inherited SLURM_SHARDS_ON_NODE. A multiple of 100 there means whole
+ * cards as well (Slurm before 23.11.5). */
 static bool holds_shares(spank_t sp)
 {
     char ours[16], shards[32];
