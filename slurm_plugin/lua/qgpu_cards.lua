@@ -88,8 +88,9 @@ local function is_mark(entries)
         and own.name == "shard" and own.parts[#own.parts] == "1"
 end
 
--- A stand-alone srun of several cards: job and step come in one string. Slurm would put all tasks of
--- the step on the first card (seen on 24.11 and 26.05), or refuse the step with an obscure message.
+-- A stand-alone srun of several cards: job and step come in one string. Slurm would put all tasks
+-- of the step on the first card (seen on 24.11 and 26.05), or refuse the step with an obscure
+-- message.
 local function refuse_alone(job_desc, entries, cards, q, t)
     local _, nodes = shape(job_desc)
     local mem = entries.mem[1]

@@ -116,8 +116,9 @@ local function asks_for_gpus(options)
     return false
 end
 
--- Shards that a task of a step needs to have a card of its own: those of the job on each card, since
--- Slurm puts smaller ones together. 1 where they are unknown. `entries`: what the step asks for.
+-- Shards that a task of a step needs to have a card of its own: those of the job on each card,
+-- since Slurm puts smaller ones together. 1 where they are unknown. `entries`: what the step asks
+-- for.
 local function shards_of_card(entries, t)
     local on_node = number(os.getenv("SLURM_SHARDS_ON_NODE"))
     local cards = number(os.getenv("SLURM_TASKS_PER_NODE")) -- with multi_card each task has one

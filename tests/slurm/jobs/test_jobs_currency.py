@@ -17,7 +17,7 @@ def test_shares_and_whole_cards_are_one_currency(live: Live) -> None:
             words = (f"--qos={('online', 'offline')[number % 2]}", *case["args"].split())
             jobs[live.submit("true", *words)] = case
         live.finish(*jobs)
-        finally:
+    finally:
         live.ask("scontrol", "update", "PartitionName=gpu", "TRESBillingWeights=")
     for number, (job, case) in enumerate(jobs.items()):
         live.wait_sacct(job)
