@@ -119,7 +119,7 @@ fill = install -d -m 755 $(DESTDIR)$(dir $(3)) && $(FILL) $(2) >$(DESTDIR)$(3) \
 units = $(foreach unit,$(1),$(call fill,644,configs/systemd/$(unit).in,$(UNITDIR)/$(unit)) &&) true
 
 LUA_CONTROLLER := $(addprefix slurm_plugin/lua/qgpu_,job_submit.lua options.lua cards.lua \
-                    bounds.lua host.lua)
+                    bounds.lua host.lua whole.lua)
 LUA_COMMON     := $(filter-out $(LUA_CONTROLLER),$(sort $(wildcard slurm_plugin/lua/*.lua)))
 
 # make and sed cannot carry these in a path, and half a path must never be written to.

@@ -1,7 +1,7 @@
 """Finds jobs that bypassed qgpu's job_submit: they ask for qgpu and will never have a card.
 
 job_submit.lua rewrites each qgpu:N into shards, whole cards, or a refusal. Slurm itself takes
-qgpu:N for a plain count. So a job with qgpu and no shard passed slurmctld without the script:
+qgpu:N for a plain count. So a job with qgpu and no card passed slurmctld without the script:
 JobSubmitPlugins lacks lua, or the site's script does not call ours.
 """
 
@@ -28,6 +28,7 @@ _COLUMNS = {
 _WAITS = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _RUNS = {"CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
 _HELD = {"JobHeldUser", "JobHeldAdmin"}
+_HUNDREDS = re.compile(r"\bqgpu[:=](?:[a-z]+:)?[1-9][0-9]*00(?:,|$)")
 _NAME = re.compile(r"(?:gres[:/])?([a-z_]+)")
 
 
@@ -68,7 +69,9 @@ def _job(number: str, state: str, reason: str, requests: list[str]) -> Bypassed 
         raise SlurmError(f"squeue says '{printable(number, 40)}' where a job number should be")
     given = [value for value in requests if value not in ("N/A", "(null)", "")]
     names = [name for value in given for name in _names(value)]
-    if "qgpu" not in names or "shard" in names or state not in _WAITS | _RUNS:
+    # whole cards have a hundred of qgpu beside each
+    carried = "shard" in names or ("gpu" in names and any(map(_HUNDREDS.search, given)))
+    if "qgpu" not in names or carried or state not in _WAITS | _RUNS:
         return None
     if any(len(value.encode()) >= _COLUMNS["tres-per-node"] for value in given):
         return None  # truncated: shards may follow

@@ -312,13 +312,17 @@ def _gpu_hours(job: SacctJob, grants: Sequence[GrantReport]) -> float | None:
 
 
 def granted_cards(tres: Mapping[str, str]) -> float:
-    """Cards that Slurm booked: shares in percent of a card, whole cards as 1; none if pending."""
-    return (_count(tres, "gres/qgpu") or 0) / 100 + whole_cards(tres)
+    """Cards that Slurm booked: whole cards as 1, else percent of a card; none if pending.
+
+    A job with gres/gpu has no shares, and its gres/qgpu counts the same cards again. Before 23.02 a
+    job with --exclusive has all counts of its node there.
+    """
+    return whole_cards(tres) or (_count(tres, "gres/qgpu") or 0) / 100
 
 
 def whole_cards(tres: Mapping[str, str]) -> int:
-    """Shares of a card are booked as qgpu; gres/gpu beside them would count the card twice."""
-    return 0 if "gres/qgpu" in tres else _count(tres, "gres/gpu") or 0
+    """Whole cards that Slurm booked as gres/gpu."""
+    return _count(tres, "gres/gpu") or 0
 
 
 def booked_class(tres: Mapping[str, str]) -> str | None:

@@ -132,16 +132,22 @@ def _parts(env: Mapping[str, str], said: Tag | None, gpus: int) -> int:
     return max(gpus, 1)
 
 
+def _counts_whole(env: Mapping[str, str]) -> bool:
+    """Whether Slurm's counts are those of whole cards: a hundred for each and no memory, or all
+    that the node has, of both classes (--exclusive where gres.conf has no `explicit`).
+    """
+    if set(env.get("QGPU_NATIVE_CLASS", "").split(",")) == set(_CLASSES):
+        return True
+    share = env.get("QGPU_NATIVE_SHARE", "")
+    return not env.get("QGPU_NATIVE_MEM") and re.fullmatch(r"[1-9][0-9]{0,3}00", share) is not None
+
+
 def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
     """The tag by slurmctld's allocation; None without a native plugin. Raises _NativeError."""
     if not any(env.get(name) for name in NATIVE):
         return None
-    if (
-        said is not None
-        and said.whole
-        and set(env.get("QGPU_NATIVE_CLASS", "").split(",")) == set(_CLASSES)
-    ):
-        # --exclusive: Slurm allocated all there is. SPANK still refuses a task that has shards
+    if said is not None and said.whole and _counts_whole(env):
+        # SPANK still refuses a task that has shards
         return None
     cards = _parts(env, said, gpus)
     job_class = _CLASSES.get(env.get("QGPU_NATIVE_CLASS", ""))

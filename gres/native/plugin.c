@@ -31,13 +31,13 @@ extern int gres_p_node_config_load(list_t *records, node_config_load_t *config)
 /* ---- job, step, task ---- */
 
 /* Always writes the count, also 0, so that it replaces a value that the user set; the SPANK plugin
- * relies on it. With a count of 0 it also removes an inherited SLURM_SHARDS_ON_NODE. gres/gpu
- * leaves that in a whole-card job that was submitted from inside a share. gres/shard, which comes
- * after qgpu in GresTypes, writes it again for a job that holds shards. */
+ * relies on it. It also removes an inherited SLURM_SHARDS_ON_NODE. gres/gpu leaves that in a
+ * whole-card job that was submitted from inside a share. gres/shard, which comes after qgpu in
+ * GresTypes, writes it again for a job that holds shards. */
 static void set_count(char ***env, uint64_t count)
 {
     env_array_overwrite_fmt(env, qgn_kind.task_count, "%" PRIu64, count / qgn_kind.task_unit);
-    if (!count && qgn_kind.clears)
+    if (qgn_kind.clears)
         unsetenvp(*env, qgn_kind.clears);
 }
 

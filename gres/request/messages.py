@@ -83,6 +83,13 @@ MESSAGES: dict[str, str] = {
         " per node and only by --gres; write --gres=gpu:1, or add --exclusive, or use a partition"
         " whose cards are not shared."
     ),
+    "whole_shape": (
+        "{token} in {option} is refused: whole cards are counted for each node, so each node of a"
+        " job needs an equal number of them; write how many, for example --nodes={nodes}"
+        " --gres=gpu:{each}."
+    ),
+    "old_word": "{token} is refused: the memory of a share is called vram;"
+    " write --gres=qgpu:{example},vram:{size}.",
     "qos_unmapped": "QOS '{word}' has no class for {token}; the QOS with a class are {qos_list};"
     " write for example --gres={token} --qos={qos}.",
     "qos_mixed": "QOS '{word}' names both classes for {token}; write one of {qos_list},"
@@ -109,9 +116,9 @@ MESSAGES: dict[str, str] = {
     "cards_few": "{token} on {cards} cards is refused: no node has more than {top} such card(s);"
     " write --gres=qgpu:{share} --qgpu-cards={top}.",
     "cards_srun": (
-        "{token} for each task is refused for srun alone: Slurm would not bind its tasks to a card"
-        " each; write srun --gres=qgpu:{example} --qgpu-cards={cards}, or use sbatch or salloc with"
-        " --tres-per-task."
+        "{token} for each task is refused for srun alone: Slurm would put all its tasks on one"
+        " card; write sbatch -N{nodes} -n{tasks} --tres-per-task={each} with srun in the script,"
+        " where each task has a card of its own."
     ),
     "cards_whole": "{token} is refused: it goes with a share of a card; write for example"
     " --gres=qgpu:{example} --qgpu-cards={cards}.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gres.config.schema import JobClass, TagField
 from gres.config.site import Config
@@ -22,6 +22,14 @@ class ModelTable:
     cards: int
     least: int
     host: int | None = None
+
+
+class NodeTable(NamedTuple):
+    """A group of nodes: their host list, cards of each, and the model."""
+
+    names: str
+    cards: int
+    model: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,10 @@ class Tables:
     # enforce-binding alone books all cores near a card (seen on 24.11 and 26.05, not on 22.05);
     # with multi_card each share has its number of tasks per node
     books_cores: bool = False
+    # gres.conf says `explicit`: a job with --exclusive is not given all counts of the node
+    explicit: bool = True
+    # node groups by host list: their cards and model, for jobs with --exclusive
+    nodes: tuple[NodeTable, ...] = ()
     multi_card: bool = False  # shares are requested per task, one task per card (qgpu_cards.lua)
     reclaimable: dict[JobClass, bool] = field(default_factory=dict)
     host_default: HostDefault = HostDefault()
@@ -110,6 +122,8 @@ def tables_of(config: Config, host_default: HostDefault | None = None) -> Tables
         whole_by_shard=config.slurm.version < "23.11.5",
         assoc_qos=config.slurm.version >= "25.05.3",
         books_cores=config.slurm.version >= "24.11" and not config.slurm.multi_card,
+        explicit=config.slurm.version >= "23.02",
+        nodes=tuple(NodeTable(group.names, group.count, group.model) for group in config.nodes),
         multi_card=config.slurm.multi_card,
         reclaimable={name: config.reclaims(name) for name in config.classes},
         host_default=(host_default if config.reclaiming else None) or HostDefault(),

@@ -15,6 +15,8 @@ local M = {
     tag_text = text.tag_text,
     parse_entry = text.parse_entry,
     parse_entries = text.parse_entries,
+    bytes_of = bytes_of,
+    split = split,
 }
 
 local MIB = 1048576.0
@@ -24,6 +26,7 @@ local SPELLINGS = {
     { "tres_per_task", "--tres-per-task" },
     { "tres_per_socket", "--gpus-per-socket" },
 }
+M.spellings = SPELLINGS
 local OPTIONS = {
     { "cpus_per_tres", "--cpus-per-gpu", " --cpus-per-task=4" },
     { "mem_per_tres", "--mem-per-gpu", " --mem=16G" },
@@ -33,11 +36,25 @@ local OPTIONS = {
 
 -- ---- refusals: error() with a table, caught by M.decide ----------------------------------------
 
-local function common_words(t)
+-- A share that would work: the user's own of `token`, where it is one.
+local function example_of(token, t)
+    local entry = text.parse_entry(token)
+    local ours = entry.name == "qgpu" or entry.parts[1] == "qgpu"
+    for _, part in ipairs(ours and entry.parts or {}) do
+        local share = part:find("^[0-9]+$") and #part <= 3 and tonumber(part)
+        if share and share >= t.min_share and share <= t.max_share
+            and M.default_mem(share, t.smallest) >= t.min_mem then
+            return share
+        end
+    end
+    return t.example
+end
+
+local function common_words(token, t)
     return {
         min = int(t.min_share),
         max = int(t.max_share),
-        example = int(t.example),
+        example = int(example_of(token, t)),
         low = int(t.min_mem),
         model = t.model_names[1],
         models = table.concat(t.model_names, ", "),
@@ -48,7 +65,7 @@ local function common_words(t)
 end
 
 function M.sentence(t, key, token, words)
-    local all = common_words(t)
+    local all = common_words(token, t)
     all.token = shown(token)
     for name, word in pairs(words or {}) do
         all[name] = type(word) == "number" and int(word) or text.printable(word)
@@ -207,7 +224,8 @@ local function mem_of(entry, share, t)
     local word = table.concat(entry.parts, ":")
     local size = bytes_of(word)
     if not size then
-        refuse(t, "mem_text", entry.text, { word = shown(word) })
+        local words = { word = shown(word), example = share.percent }
+        refuse(t, "mem_text", entry.text, words)
     end
     local low = least(share.model, t)
     if size < low * MIB then
@@ -402,6 +420,21 @@ local function append(list, more)
     end
 end
 
+-- `qgpu_mem`, as vram was called: nobody's job may run without the memory that it asks for.
+local function check_word(entries, own, t)
+    for _, entry in ipairs(entries.rest) do
+        if entry.name == "qgpu_mem" then
+            local word = table.concat(entry.parts, ":")
+            local size = bytes_of(word) or 0
+            local fits = size >= t.min_mem * MIB and size <= t.smallest * MIB
+            refuse(t, "old_word", entry.text, {
+                size = fits and word or int(t.min_mem) .. "M",
+                example = own and example_of(own.text, t) or nil,
+            })
+        end
+    end
+end
+
 -- `--gpus=qgpu:30` arrives as gpu:qgpu:30: for Slurm a card model, which no node has.
 local function check_model(gpu, option, t)
     for _, entry in ipairs(gpu) do
@@ -414,11 +447,13 @@ end
 local function decide_gres(job, t)
     local shared, gpu = {}, {}
     local entries = M.parse_entries(job.gres)
+    check_word(entries, entries.qgpu[1], t)
     check_model(entries.gpu, "--gpus-per-node", t)
     append(shared, entries.shared)
     append(gpu, entries.gpu)
     for _, spelling in ipairs(SPELLINGS) do
         local found = M.parse_entries(job[spelling[1]])
+        check_word(found, found.qgpu[1], t)
         local ours = found.qgpu[1] or found.mem[1]
         if ours then
             refuse(t, "spelling", ours.text, { option = spelling[2] })
@@ -431,7 +466,9 @@ local function decide_gres(job, t)
         refuse(t, "doubled", entries.qgpu[2].text)
     end
     if entries.mem[2] then
-        refuse(t, "doubled_mem", entries.mem[2].text)
+        local own = entries.qgpu[1]
+        local words = { example = own and example_of(own.text, t) or nil }
+        refuse(t, "doubled_mem", entries.mem[2].text, words)
     end
     if entries.qgpu[1] then
         return decide_qgpu(job, entries, shared, gpu, t)

@@ -88,11 +88,25 @@ local function is_mark(entries)
         and own.name == "shard" and own.parts[#own.parts] == "1"
 end
 
+-- A stand-alone srun of several cards: job and step come in one string. Slurm would put all tasks
+-- of the step on the first card (seen on 24.11 and 26.05), or refuse the step with an obscure
+-- message.
+local function refuse_alone(job_desc, entries, cards, q, t)
+    local _, nodes = shape(job_desc)
+    local mem = entries.mem[1]
+    local words = { tasks = (tonumber(cards) or 1) * nodes, nodes = nodes }
+    words.each = "gres/" .. entries.qgpu[1].text .. (mem and ",gres/" .. mem.text or "")
+    q.refuse(t, "cards_srun", entries.qgpu[1].text, words)
+end
+
 -- `--tres-per-task=gres/qgpu:30` with K tasks per node means `--gres=qgpu:30 --qgpu-cards=K`.
 -- Changes the submission (strings of read_submission) so, and returns K as text; else `said`.
 function M.native(job_desc, job, said, q, t)
-    if t.multi_card and is_mark(q.parse_entries(job.tres_per_task))
-        and q.parse_entries(job.gres).qgpu[1] then
+    local own = q.parse_entries(job.gres)
+    if t.multi_card and own.qgpu[1] and is_mark(q.parse_entries(job.tres_per_task)) then
+        if (tonumber(said or "1") or 1) > 1 then
+            refuse_alone(job_desc, own, said, q, t)
+        end
         job.tres_per_task = M.rest_of(job.tres_per_task, q)
         job.tres_bind = bind_of(job.tres_bind, q)
     end
@@ -105,10 +119,9 @@ function M.native(job_desc, job, said, q, t)
     if tasks % 1 ~= 0 or (said and said ~= text) then
         q.refuse(t, "cards_tasks", found.qgpu[1].text, { cards = said or 2, what = text })
     end
-    -- The mark of our cli_filter: a stand-alone srun, with job and step in one string. 26.05 would
-    -- bind all tasks of the step to the first card; 24.11 refuses the step with an obscure message.
+    -- the mark of our cli_filter
     if found.shared[1] then
-        q.refuse(t, "cards_srun", found.qgpu[1].text, { cards = text })
+        refuse_alone(job_desc, found, text, q, t)
     end
     local gres = { job.gres and job.gres ~= "" and job.gres or nil }
     for _, list in ipairs({ found.qgpu, found.mem, found.shared }) do

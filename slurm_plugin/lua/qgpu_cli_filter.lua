@@ -51,6 +51,10 @@ local function whole_gres(entries, inside, shards)
     return table.concat(parts, ",")
 end
 
+local function number(option)
+    return tonumber(tostring(option):match("^%d+"))
+end
+
 -- gres of an srun; nil if nothing changes or the tables are unknown. `inside`: within an existing
 -- job. `shares`: that job's shards (SLURM_SHARDS_ON_NODE), nil or false if none or unknown. `t`:
 -- the cluster's tables, nil if not on this host.
@@ -112,22 +116,44 @@ local function asks_for_gpus(options)
     return false
 end
 
+-- Shards that a task of a step needs to have a card of its own: those of the job on each card,
+-- since Slurm puts smaller ones together. 1 where they are unknown. `entries`: what the step asks
+-- for.
+local function shards_of_card(entries, t)
+    local on_node = number(os.getenv("SLURM_SHARDS_ON_NODE"))
+    local cards = number(os.getenv("SLURM_TASKS_PER_NODE")) -- with multi_card each task has one
+    if on_node and cards and on_node % cards == 0 then
+        return on_node / cards
+    end
+    local mem = entries.mem[1]
+    local decision = q.decide({
+        gres = entries.qgpu[1].text .. (mem and "," .. mem.text or ""),
+        qos = os.getenv("SLURM_JOB_QOS"),
+        partition = t.partitions[1],
+    }, t)
+    return decision and decision.shards or 1
+end
+
 -- --tres-per-task of an srun, where shares of several cards are possible (slurm.multi_card): the
 -- card belongs to shard there too. nil if nothing changes.
-function M.step_tres(tres, inside)
+function M.step_tres(tres, inside, t)
     local entries = q.parse_entries(tres)
     local own = entries.qgpu[1]
     if not own or entries.qgpu[2] or entries.shared[1] then
         return nil
     end
     local model = model_and_share(own)
-    return tres .. ",gres/shard:" .. (model and not inside and model .. ":" or "") .. "1"
+    if inside then
+        return string.format("%s,gres/shard:%.0f", tres, shards_of_card(entries, t))
+    end
+    return tres .. ",gres/shard:" .. (model and model .. ":" or "") .. "1"
 end
 
 -- With slurm.multi_card job_submit.lua books shards per task, and a stand-alone srun asks for its
 -- step the job's gres per node: no shard, so no card. There the mark goes per task as well. Slurm
--- accepts that only with -n; without it srun has a task for each node.
-local function mark_per_task(options, gres)
+-- accepts that only with -n; without it srun has a task for each node. Within a job of several
+-- cards each task of a step asks for all `shards` of its card.
+local function mark_per_task(options, gres, shards)
     local rest, found = gres, nil
     rest = gres:gsub(",(shard:[^,]+)", function(mark)
         found = mark
@@ -138,20 +164,50 @@ local function mark_per_task(options, gres)
     end
     local own = options["tres-per-task"]
     local before = type(own) == "string" and own ~= "" and own .. "," or ""
-    options["tres-per-task"] = before .. "gres/" .. found
-    local tasks = tonumber(tostring(options.ntasks):match("^%d+")) or 1 -- 1 without -n
-    local nodes = tonumber(tostring(options.nodes):match("^%d+")) or 1
-    options.ntasks = string.format("%d", math.max(tasks, nodes, 1))
+    options["tres-per-task"] = before .. "gres/"
+        .. (shards and string.format("shard:%.0f", shards) or found)
+    if shards then
+        return rest
+    end
+    local nodes, on_node = number(options.nodes) or 1, number(options["ntasks-per-node"]) or 1
+    -- srun says 1 without -n
+    options.ntasks = string.format("%d", math.max(number(options.ntasks) or 1, nodes * on_node, 1))
     return rest
 end
 
+-- Whether a step has several tasks on a node of a job with several cards of each.
+local function several_tasks(options)
+    local nodes = number(options.nodes) or number(os.getenv("SLURM_JOB_NUM_NODES")) or 1
+    return (number(os.getenv("SLURM_TASKS_PER_NODE")) or 1) > 1
+        and (number(options.ntasks) or 1) > nodes
+end
+
+-- Slurm's client refuses the old word for vram before anybody else sees it, without a reason.
+local function old_word(options)
+    for _, name in ipairs({ "gres", "tres-per-task" }) do
+        for _, entry in ipairs(q.parse_entries(options[name] or "").rest) do
+            if entry.name == "qgpu_mem" then
+                return entry.text, "vram" .. entry.text:sub(#entry.name + 1)
+            end
+        end
+    end
+    return nil
+end
+
 function M.pre_submit(options, _)
+    local old, new = old_word(options)
+    if old then
+        slurm.log_error("%s", "qgpu: " .. old .. " is refused: the memory of a share is called"
+            .. " vram; write " .. new .. " in its place.")
+        return slurm.ERROR
+    end
     if options.type ~= "srun" then
         return slurm.SUCCESS
     end
     local several = not options.gres and read_tables()
     local tres = several and several.multi_card and options["tres-per-task"]
-    local changed = type(tres) == "string" and M.step_tres(tres, os.getenv("SLURM_JOB_ID") ~= nil)
+    local in_job = os.getenv("SLURM_JOB_ID") ~= nil
+    local changed = type(tres) == "string" and M.step_tres(tres, in_job, several)
     if changed then
         options["tres-per-task"] = changed
     end
@@ -169,8 +225,12 @@ function M.pre_submit(options, _)
         t = nil -- a job with --exclusive holds whole cards as such
     end
     local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE"), t)
+    if gres and t and t.multi_card and (not inside or several_tasks(options)) then
+        local shards = inside and shards_of_card(q.parse_entries(options.gres), t)
+        gres = mark_per_task(options, gres, shards)
+    end
     if gres then
-        options.gres = not inside and t and t.multi_card and mark_per_task(options, gres) or gres
+        options.gres = gres
     end
     return slurm.SUCCESS
 end

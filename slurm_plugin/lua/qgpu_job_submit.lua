@@ -14,6 +14,7 @@ local q = dofile(here .. "/qgpu.lua")
 local options = dofile(here .. "/qgpu_options.lua")
 local cards = dofile(here .. "/qgpu_cards.lua")
 local host = dofile(here .. "/qgpu_host.lua")
+local whole = dofile(here .. "/qgpu_whole.lua")
 local bounds = dofile(here .. "/qgpu_bounds.lua")
 local plan = dofile(here .. "/qgpu_plan.lua")
 
@@ -42,6 +43,15 @@ end
 
 local function given(value)
     return value ~= nil and value ~= ""
+end
+
+-- Whether a job may hold cards, as far as its words say.
+local function about_cards(job_desc)
+    local asks = job_desc.shared == JOB_SHARED_NONE or given(job_desc.gres)
+    for _, name in ipairs(FIELDS) do
+        asks = asks or given(job_desc[name])
+    end
+    return asks
 end
 
 local function default_partition(part_list)
@@ -90,12 +100,11 @@ local function read_submission(job_desc, part_list, t)
     bounds.check_texts(job_desc, q, t)
     local said = options.read(bounds.spank(job_desc, q, t))
     local gres = options.with_mem(job_desc.gres, said)
-    -- a share is possible: only these jobs have a class
-    local shares = given(gres) or given(job_desc.tres_per_task)
     local job = {
         gres = gres,
         qos = given(job_desc.qos) and job_desc.qos
-            or shares and default_qos(job_desc, part_list, t) or nil,
+            or (given(gres) or about_cards(job_desc)) and default_qos(job_desc, part_list, t)
+            or nil,
         comment = job_desc.comment,
         extra = extra_of(job_desc, t),
         partition = job_desc.partition,
@@ -152,6 +161,10 @@ local function judge(t, job_desc, part_list)
         return nil, refusal
     end
     decision.per_task, refusal = q.guarded(cards.spread, job_desc, decision, found or nil, q, t)
+    if refusal then
+        return nil, refusal
+    end
+    found, refusal = q.guarded(whole.book, job_desc, job, decision, part_list, q, t)
     if refusal then
         return nil, refusal
     end
@@ -218,16 +231,25 @@ local function current(job_rec, t)
     if not q.managed(job.partition, t) then
         return job
     end
-    if q.has_gpu(job, t) then
-        job.tag = {}
-        -- Whole cards as such: only a job with --exclusive has them there.
-        local entries = q.parse_entries(job.gres)
-        job.alone = t.whole_by_shard and not q.books_whole(entries.shared, entries, t)
+    local gres, class, more = whole.without(job.gres, q)
+    local left = {}
+    for name, value in pairs(job) do
+        left[name] = value
+    end
+    left.gres, left.counted = gres, gres ~= job.gres
+    if q.has_gpu(left, t) then
+        left.tag = { booked = class }
+        -- Only a job with --exclusive is counted with more cards than it asks for, or has whole
+        -- cards as such where others have shard:100.
+        local entries = q.parse_entries(gres)
+        left.alone = more or (t.whole_by_shard and not q.books_whole(entries.shared, entries, t))
     elseif given(job[t.tag_field]) and q.looks_like_tag(job[t.tag_field]) then
         -- --exclusive without gres: Slurm shows Lua only our tag, which users cannot write.
-        job.tag, job.alone, job.uncounted = { node = true }, true, true
+        left.tag, left.alone, left.uncounted = { node = true }, true, not left.counted
+    else
+        return job
     end
-    return job
+    return left
 end
 
 local function asks_gres(job_desc)
@@ -285,7 +307,10 @@ end
 
 -- The word for the cards of a job in Slurm's accounting.
 local function kind(tag)
-    return not tag and "no cards" or tag.class or "whole cards"
+    if not tag or tag.class then
+        return tag and tag.class or "no cards"
+    end
+    return "whole cards" .. (tag.booked and " (" .. tag.booked .. ")" or "")
 end
 
 -- Slurm 22.05 keeps the count of a TRES that leaves a waiting job, and books it beside the new one.
@@ -334,9 +359,15 @@ local function modified(job_desc, job_rec, part_list, t)
         return retag(job_desc, now.tag, t)
     end
     cards.check_update(job_rec, q, t)
-    local decision, refusal = q.decide(resubmission(job_desc, now, t), t)
+    local job = resubmission(job_desc, now, t)
+    local decision, refusal = q.decide(job, t)
     if not decision then
         error({ qgpu = true, key = refusal.key, text = refusal.text }, 0)
+    end
+    -- The job's shape stays as it is: a request whose nodes would have to be fixed is refused.
+    whole.book(nil, job, decision, part_list, q, t)
+    if now.counted and not decision.tag and decision.gres == nil then
+        decision.gres = job.gres or "" -- without our count
     end
     refuse_other_kind(job_rec, now, decision.tag, t)
     if now.tag and not decision.tag and decision[t.tag_field] == nil then
@@ -357,17 +388,14 @@ end
 
 -- ---- faults of our own -------------------------------------------------------------------------
 
-local function about_cards(job_desc)
-    local asks = job_desc.shared == JOB_SHARED_NONE or only_for(job_desc) or given(job_desc.gres)
-    for _, name in ipairs(FIELDS) do
-        asks = asks or given(job_desc[name])
-    end
-    return asks
+-- Whether a submission concerns what we decide.
+local function ours(job_desc)
+    return about_cards(job_desc) or only_for(job_desc)
 end
 
 -- Whether an update concerns what we decide, or a text that may carry our tag.
 local function about_tags(job_desc, t)
-    return about_cards(job_desc) or shares_node(job_desc) or asks_gres(job_desc)
+    return ours(job_desc) or shares_node(job_desc) or asks_gres(job_desc)
         or job_desc.qos ~= nil
         or job_desc.partition ~= nil or job_desc.comment ~= nil or extra_of(job_desc, t) ~= nil
 end
@@ -396,7 +424,7 @@ local function hooks_of(path)
             return judge(t, job_desc, part_list)
         end,
         submit = function(job_desc, part_list, _)
-            return closed(about_cards, submit, t, job_desc, part_list)
+            return closed(ours, submit, t, job_desc, part_list)
         end,
         modify = function(job_desc, job_rec, part_list, _)
             return closed(about_tags, modify, t, job_desc, job_rec, part_list)

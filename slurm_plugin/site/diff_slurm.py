@@ -10,7 +10,7 @@ from gres.request.tables import tables_of
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.difference import Difference, removed, replaced
 from slurm_plugin.site.found import Site
-from slurm_plugin.site.nodes import partitions
+from slurm_plugin.site.nodes import NodeLine, partitions
 
 
 def _without(value: Value, *words: str) -> str:
@@ -130,12 +130,39 @@ def _slurmd(site: Site) -> Iterator[Difference]:
         )
 
 
-def _shared(config: Config, site: Site) -> Iterator[Difference]:
-    """Partitions in which Slurm would give away whole nodes, or share nodes of --exclusive jobs."""
+def _managed(config: Config, site: Site) -> Iterator[NodeLine]:
     managed = set(config.managed_partitions)
     for part in partitions(site.slurm):
-        if "*" not in managed and not managed & set(part.names):
+        if "*" in managed or managed & set(part.names):
+            yield part
+
+
+def _billing(config: Config, site: Site) -> Iterator[Difference]:
+    """Weights in which shares and whole cards are not one currency: both count as gres/qgpu."""
+    for part in _managed(config, site):
+        value = part.words.get("tresbillingweights")
+        items = {item.partition("=")[0].lower(): item for item in value.items} if value else {}
+        ours = [item for name, item in items.items() if name.startswith("gres/qgpu")]
+        theirs = [
+            item
+            for name, item in items.items()
+            if name.startswith(("gres/gpu", "gres/shard")) and item.rpartition("=")[2] != "0"
+        ]
+        if not value or not theirs:
             continue
+        left = [item for item in items.values() if item not in theirs]
+        line = f'{value.key}="{",".join(left if ours else [*left, "GRES/qgpu=1"])}"'
+        why = (
+            f"a whole card counts as gres/qgpu=100, so {theirs[0]} bills it twice"
+            if ours
+            else f"a share of a card costs nothing by {theirs[0]}; a whole card is gres/qgpu=100"
+        )
+        yield replaced(value, value.key, line, line, why, "reconfigure", "warn")
+
+
+def _shared(config: Config, site: Site) -> Iterator[Difference]:
+    """Partitions in which Slurm would give away whole nodes, or share nodes of --exclusive jobs."""
+    for part in _managed(config, site):
         value = part.words.get("oversubscribe") or part.words.get("shared")
         word = value.value.upper().partition(":")[0] if value else ""
         if value and word in ("FORCE", "EXCLUSIVE"):
@@ -202,4 +229,5 @@ def slurm_differences(
     yield from _accounting(site)
     yield from _slurmd(site)
     yield from _shared(config, site)
+    yield from _billing(config, site)
     yield from _specialized(site)

@@ -72,13 +72,14 @@ static bool get_env(spank_t sp, const char *name, char *value, size_t size)
 }
 
 /* Does the job hold a share of a card, although its grant says whole cards? It can only be known
- * where gres_qgpu.so is installed. That always writes QGPU_ON_NODE; where it is 0, an inherited
- * SLURM_SHARDS_ON_NODE was removed. A multiple of 100 means whole cards (Slurm before 23.11.5). */
+ * where gres_qgpu.so is installed. That always writes QGPU_ON_NODE, which for whole cards is 0 or
+ * hundreds, and removes an inherited SLURM_SHARDS_ON_NODE. A multiple of 100 there means whole
+ * cards as well (Slurm before 23.11.5). */
 static bool holds_shares(spank_t sp)
 {
     char ours[16], shards[32];
 
-    return get_env(sp, "QGPU_ON_NODE", ours, sizeof(ours)) && strcmp(ours, "0") == 0 &&
+    return get_env(sp, "QGPU_ON_NODE", ours, sizeof(ours)) && strtoull(ours, NULL, 10) % 100 == 0 &&
            get_env(sp, "SLURM_SHARDS_ON_NODE", shards, sizeof(shards)) &&
            strtoull(shards, NULL, 10) % 100 != 0;
 }

@@ -222,7 +222,9 @@ def whole(meant: Meant, t: Tables) -> Outcome:
     if t.whole_by_shard and cards > 1:
         return Outcome(key="whole_many")
     own = f"shard:{meant.model_part}100" if t.whole_by_shard else f"gpu:{meant.model_part}{cards}"
-    return Outcome(gres=",".join([own, *rest_of(meant)]), tag="qgpu/1 whole")
+    job_class = t.qos.get((meant.qos or "").lower()) or t.default_class
+    count = f"qgpu:{f'{job_class}:' if job_class else ''}{100 * cards}"
+    return Outcome(gres=",".join([own, *rest_of(meant), count]), tag="qgpu/1 whole")
 
 
 def rest_of(meant: Meant) -> list[str]:

@@ -53,7 +53,9 @@ def test_tres_are_accounted_by_class(live: Live) -> None:
     assert sizes == {online: 24 * GIB, offline: 8 * GIB}
     assert tres[online] == {"qgpu": "30", "qgpu:online": "30", "shard": "31"}
     assert tres[offline] == {"qgpu": "60", "qgpu:offline": "60", "shard": "11"}
-    assert tres[whole] == ({"shard": "100"} if lone else {"gpu": "2"})
+    count = "100" if lone else "200"
+    held = {"shard": "100"} if lone else {"gpu": "2"}
+    assert tres[whole] == {**held, "qgpu": count, "qgpu:offline": count}
 
 
 def test_busy_time_is_that_of_the_kernels(live: Live) -> None:

@@ -132,7 +132,7 @@ def test_a_whole_card_asked_for_inside_a_share_inherits_no_shards(live: Live) ->
     job = live.submit(inner, "--qos=online", "--gres=qgpu:30")
     live.finish(job, seconds=60)
     inside = (live.sandbox.layout.home("alice") / "inner.out").read_text().split()
-    assert "QGPU_ON_NODE=0" in inside
+    assert "QGPU_ON_NODE=100" in inside
     assert "SLURM_SHARDS_ON_NODE=30" not in inside
 
 

@@ -4,6 +4,7 @@ split.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -100,6 +101,11 @@ WHICH = (
 )
 
 
+def _cards(output: str) -> list[str]:
+    """What WHICH printed in each task."""
+    return [line for line in output.splitlines() if line.startswith("card ")]
+
+
 def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(several: Live) -> None:
     script = f'echo "env $SLURM_TRES_PER_TASK"; srun -Q python3 -c "{WHICH}"; sleep 600'
     words = ("-N1", "-n2", "--qos=online", "--tres-per-task=gres/qgpu:30,gres/vram:4G")
@@ -110,19 +116,8 @@ def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(sev
     assert first == "env gres/shard:30" and len(set(cards)) == 2, cards
     assert several.tag(job) == "qgpu/1 class=online share=30 mem=4096 cards=2"
     several.cancel(job)
-    for count in ("1", "2"):
-        alone = several.run(
-            "srun", "-N1", f"-n{count}", "--tres-per-task=gres/qgpu:30", "true", user="alice"
-        )
-        assert f"--qgpu-cards={count}, or use sbatch" in sentence_of(alone.stderr)
-    if several.dialect.before("26.05"):
-        # there salloc hands its own words on to srun, whose tasks then have one card
-        # (docs/specs/request.md)
-        return
     given = several.run("salloc", *words, "srun", "python3", "-c", WHICH, user="alice")
-    assert len({line for line in given.stdout.splitlines() if line.startswith("card ")}) == 2, (
-        given.stderr
-    )
+    assert len(set(_cards(given.stdout))) == 2, given.stderr
     few = several.run("sbatch", "--gres=qgpu:30", "--qgpu-cards=3", "--wrap=true", user="alice")
     assert "no node has more than 2 such card(s)" in sentence_of(few.stderr)
 
@@ -156,10 +151,48 @@ def test_a_part_of_one_card_is_never_split(several: Live) -> None:
     assert _on(several, both) == {0: 41, 1: 41}
 
 
-@pytest.mark.parametrize("client", [["srun"], ["salloc", "srun"]], ids=" ".join)
 @pytest.mark.parametrize(
-    "words", [(), ("-n1",), ("-n2", "--qgpu-cards=2"), ("-N2",), ("-N2", "-n2")], ids=" ".join
+    "words",
+    [
+        "-n2 --gres=qgpu:20,vram:4G --qgpu-cards=2",
+        "--gres=qgpu:20 --qgpu-cards=2",
+        "-N1 --ntasks-per-node=2 --gres=qgpu:20 --qgpu-cards=2",
+        "-N2 -n4 --gres=qgpu:20 --qgpu-cards=2",
+        "-N1 -n2 --tres-per-task=gres/qgpu:20,gres/vram:4G",
+    ],
 )
+def test_srun_alone_on_several_cards_is_refused_with_what_works(several: Live, words: str) -> None:
+    alone = several.run("srun", *words.split(), "true", user="alice")
+    assert alone.returncode != 0
+    found = re.search(r"write sbatch (-N\d -n(\d) \S+) with srun", sentence_of(alone.stderr))
+    assert found, alone.stderr
+    assert ("vram:4G" in words) == ("vram:4G" in found[1]) and "qgpu:20" in found[1]
+    job = several.submit(f'srun -Q python3 -c "{WHICH}"', "--qos=online", *found[1].split())
+    several.finish(job)
+    cards = _cards(several.output(job))
+    assert len(cards) == len(set(cards)) == int(found[2]), cards
+
+
+@pytest.mark.parametrize(
+    "step", ["--gres=qgpu:20", "--gres=qgpu:5", "--tres-per-task=gres/qgpu:20 -n2"]
+)
+@pytest.mark.parametrize("qos", ["online", "offline"])
+def test_each_task_of_a_step_has_a_card_of_its_own(several: Live, step: str, qos: str) -> None:
+    script = f'srun -Q {step} python3 -c "{WHICH}"'
+    job = several.submit(script, "-n2", f"--qos={qos}", "--gres=qgpu:20,vram:4G", "--qgpu-cards=2")
+    several.finish(job)
+    cards = _cards(several.output(job))
+    assert len(cards) == len(set(cards)) == 2, several.output(job)
+
+
+def test_more_tasks_than_cards_of_srun_alone_get_a_sentence(several: Live) -> None:
+    words = ("-N1", "--ntasks-per-node=2", "--gres=qgpu:40")
+    said = sentence_of(several.run("srun", *words, "true", user="alice").stderr)
+    assert "qgpu:40 with 2 tasks per node" in said and "write --gres=qgpu:40 " in said
+
+
+@pytest.mark.parametrize("client", [["srun"], ["salloc", "srun"]], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("-n1",), ("-N2",), ("-N2", "-n2")], ids=" ".join)
 def test_the_other_clients_have_a_card_and_use_it(
     several: Live, client: list[str], words: tuple[str, ...]
 ) -> None:
@@ -167,11 +200,9 @@ def test_the_other_clients_have_a_card_and_use_it(
     first, *rest = client
     done = several.run(first, *words, "--gres=qgpu:20", *rest, "python3", "-c", WHICH, user="alice")
     assert done.returncode == 0, done.stderr
-    cards = [line for line in done.stdout.splitlines() if line.startswith("card ")]
-    wanted = 2 if len(words) and words[0] in ("-n2", "-N2") else 1
-    assert len(cards) == wanted and not any(set(card[5:]) == {"0"} for card in cards), done.stdout
-    if "-N2" in words:
-        assert len(set(cards)) == 2
+    cards = _cards(done.stdout)
+    assert len(cards) == len(set(cards)) == (2 if "-N2" in words else 1), done.stdout
+    assert not any(set(card[5:]) == {"0"} for card in cards), done.stdout
 
 
 def test_srun_alone_on_a_model(several: Live) -> None:

@@ -84,9 +84,9 @@ def test_gres_conf_has_a_line_per_instance_and_one_for_all_shards(config: Config
         f"{head}gpu Type=a100_3g.20gb MultipleFiles={FIRST}",
         f"{head}gpu Type=a100_3g.20gb MultipleFiles={SECOND}",
         f"{head}shard Count=200",
-        f"{head}qgpu Type=online Count=200 Flags=CountOnly",
-        f"{head}qgpu Type=offline Count=800 Flags=CountOnly",
-        f"{head}vram Count=36G Flags=CountOnly",
+        f"{head}qgpu Type=online Count=200 Flags=CountOnly,explicit",
+        f"{head}qgpu Type=offline Count=800 Flags=CountOnly,explicit",
+        f"{head}vram Count=36G Flags=CountOnly,explicit",
     ]
     assert (
         "# NodeName=m[1-2] "

@@ -90,7 +90,7 @@ def test_two_cards_are_two_tasks_and_count_twice(several: Slurm) -> None:
 def test_a_share_goes_with_one_task_for_each_card(
     several: Slurm, shape: dict[str, int], cards: str, good: bool
 ) -> None:
-    written, said = _submit(several, "gres:qgpu:30", (f"QGPU_CARDS={cards}",), **shape)
+    written, said = _submit(several, "gres:qgpu:40", (f"QGPU_CARDS={cards}",), **shape)
     assert bool(written) == good
     if good:
         nodes = shape.get("min_nodes", 1)
@@ -99,7 +99,7 @@ def test_a_share_goes_with_one_task_for_each_card(
             int(cards),
         )
     else:
-        assert f"--ntasks-per-node={cards}" in said
+        assert f"write --gres=qgpu:40 --ntasks-per-node={cards}" in said
 
 
 @pytest.mark.parametrize("cards", ["3", "16"])

@@ -32,7 +32,7 @@ for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_j
     .. "tres_freq job_state job_id type jobid gpus gpus-per-node gpus-per-socket gpus-per-task "
     .. "cpus-per-gpu gpu-bind gpu-freq exclusive tres-per-task spank_job_env spank_job_env_size "
     .. "min_mem_per_node min_mem_per_cpu max_nodes min_cpus pn_min_cpus cpus_per_task "
-    .. "environment min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
+    .. "environment min_nodes num_tasks ntasks_per_node bitflags sockets_per_node"):gmatch("%S+") do
     KNOWN[name] = true
 end
 function record(values, has_extra)
@@ -45,7 +45,7 @@ function record(values, has_extra)
         end,
         __newindex = function(_, name, value)
             local count = name:find("^min_mem") or name:find("tasks") and name ~= "tres_per_task"
-                or name == "bitflags"
+                or name == "bitflags" or name:find("_nodes$")
             assert(type(value) == (count and "number" or "string"), "of another type: " .. name)
             written[name] = value
         end,
@@ -257,7 +257,7 @@ def test_a_waiting_job_may_ask_for_something_else(one: Slurm) -> None:
     [
         ({"qos": "offline"}, "from online to offline"),
         ({"gres": "tmpdisk:1G"}, "from online to no cards"),
-        ({"gres": "gres:qgpu:100"}, "from online to whole cards"),
+        ({"gres": "gres:qgpu:100"}, "from online to whole cards (online)"),
     ],
 )
 def test_22_05_would_count_both_kinds_so_a_waiting_job_keeps_its_own(

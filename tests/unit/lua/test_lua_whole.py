@@ -40,14 +40,23 @@ def test_srun_asks_for_a_whole_card_as_job_submit_books_it(
 
 
 def test_a_change_of_a_whole_job_keeps_its_tag(old: Slurm) -> None:
-    whole = {"job_id": 7, "job_state": 0, "partition": "gpu", "tres_per_node": "gres:shard:100"}
+    gres = "gres:shard:100,gres:qgpu:online:100"
+    whole = {
+        "job_id": 7,
+        "job_state": 0,
+        "partition": "gpu",
+        "tres_per_node": gres,
+        "qos": "online",
+    }
     assert old.modify(whole, comment="new")[1] == {"comment": "qgpu/1 whole; new"}
     assert old.modify(whole, gres="gpu:h200:1")[1] == {
-        "gres": "shard:h200:100",
+        "gres": "shard:h200:100,qgpu:online:100",
         "comment": "qgpu/1 whole",
     }
     code, written, said = old.modify(whole, gres="qgpu:30", qos="online")
-    assert (code, written) == (2072, {}) and "from whole cards to" in said
+    assert (code, written) == (2072, {}) and "from whole cards (online) to" in said
+    code, _, said = old.modify(whole, qos="offline")
+    assert code == 2072 and "from whole cards (online) to whole cards (offline)" in said
     code, _, said = old.modify({**whole, "job_state": 1}, gres="gpu:1")
     assert code == 2072 and "job 7 has started" in said
 
@@ -89,3 +98,72 @@ def test_a_job_with_the_node_for_itself_that_asks_for_no_card(
     assert slurm.modify(job, shared=1)[:2] == (0, {field: ""})
     code, _, said = slurm.modify(job, gres="qgpu:30")
     assert code == 2072 and "--exclusive is refused together with qgpu:30" in said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fields", "gres"),
+    [
+        ("a[1-9]", {}, "gpu:8,qgpu:online:800"),
+        ("a[2-3,7],h1", {}, "gpu:4,qgpu:online:400"),
+        ("h1,x[01-03]", {}, None),
+        ("n[1-2]x[1-2]", {}, None),
+        ("a[1-9],h1", {"gres": "gpu:1"}, "gpu:1,qgpu:online:400"),
+        ("a[1-9],h1", {"gres": "gpu:a100:1"}, "gpu:a100:1,qgpu:online:800"),
+        ("a[1-9],h1", {"gres": "gpu:5"}, "gpu:5,qgpu:online:800"),
+        ("h1", {"tres_per_job": "gpu:2"}, "qgpu:online:400"),
+    ],
+)
+@pytest.mark.parametrize("lua", LUA_VERSIONS)
+def test_the_node_for_itself_counts_by_its_cards(
+    lua: str, nodes: str, fields: dict[str, str], gres: str | None, tmp_path: Path
+) -> None:
+    slurm = Slurm(lua, "mixed", tmp_path)
+    parts = {"gpu": {"name": "gpu", "nodes": nodes}, "other": {"name": "other", "nodes": "h1"}}
+    code, written, _ = slurm.submit(parts, shared=0, partition="gpu", qos="prod", **fields)
+    tag = "qgpu/1 whole" if gres else "qgpu/1 node"
+    assert (code, written) == (0, {"extra": tag, **({"gres": gres} if gres else {})})
+
+
+def test_the_node_for_itself_stays_so_when_its_class_changes(tmp_path: Path) -> None:
+    slurm = Slurm("lua54", "mixed", tmp_path)
+    job = {
+        "job_id": 7,
+        "job_state": 0,
+        "partition": "gpu",
+        "qos": "prod",
+        "extra": "qgpu/1 whole",
+        "tres_per_node": "gres/gpu:a100:1,gres/qgpu:online:800",
+    }
+    written = slurm.modify(job, qos="batch")[1]
+    assert written["gres"] == "gpu:a100:1,qgpu:offline:800"
+    assert slurm.modify(job, partition="cpu")[1] == {"gres": "gres/gpu:a100:1", "extra": ""}
+    code, _, said = slurm.modify({**job, "extra": ""}, tres_per_job="gpu:3", gres="", shared=1)
+    assert code == 2072 and "gpu:3 in --gpus is refused" in said
+
+
+@pytest.mark.parametrize(("sockets", "gres"), [(2, "gpu:2,qgpu:online:200"), (None, None)])
+def test_cards_per_socket_need_the_number_of_sockets(
+    tmp_path: Path, sockets: int | None, gres: str | None
+) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    fields = {"tres_per_socket": "gpu:1", "sockets_per_node": sockets}
+    _, written, said = slurm.submit(qos="online", **fields)
+    assert written.get("gres") == gres and ("--gpus-per-socket" in said) == (gres is None)
+
+
+def test_a_job_over_nodes_gets_its_shape(tmp_path: Path) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    shape = {"num_tasks": 4, "min_nodes": 4294967294}
+    _, written, said = slurm.submit(qos="online", tres_per_task="gpu:1", **shape)
+    assert not said
+    names = ("gres", "min_nodes", "max_nodes", "ntasks_per_node")
+    assert [written.get(name) for name in names] == ["gpu:2,qgpu:online:200", 2, 2, 2]
+
+
+def test_the_old_word_for_memory_is_refused_before_slurm_does(tmp_path: Path) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    assert slurm.srun({}, gres="qgpu:30,vram:12G", type="sbatch") is None
+    with pytest.raises(AssertionError):
+        slurm.srun({}, gres="qgpu:30,qgpu_mem:12G", type="sbatch")
+    (said,) = slurm.lua.globals()["errors"].values()
+    assert "qgpu_mem:12G is refused" in said and "write vram:12G in its place" in said

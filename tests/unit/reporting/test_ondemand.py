@@ -13,6 +13,8 @@ SEEN = {
     "gres/qgpu:online:20,gres/shard:h200:20,gres/vram:15974M": 1,
     "gres:shard:h200:100": 1,
     "gres/gpu:h200:1": 1,
+    "gres/gpu:h200:2,gres/qgpu:online:200": 2,
+    "gres:shard:100,gres:qgpu:online:100": 1,
     "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,vram:156G": 2,
     "gpu:h200:0(IDX:N/A),shard:h200:2(IDX:0-1),qgpu:online:50,qgpu:offline:30,vram:54759784448": 2,
     "gpu:h200:0(IDX:N/A),shard:h200:0(IDX:N/A),qgpu:online:0,qgpu:offline:0,vram:0": 0,

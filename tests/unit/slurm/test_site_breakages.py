@@ -212,6 +212,18 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     ),
     (swap("slurm.conf", "Nodes=ALL", "Nodes=ALL Shared=EXCLUSIVE"), "Shared", "replace", "refused"),
     (
+        swap("slurm.conf", "Nodes=ALL", 'Nodes=ALL TRESBillingWeights="GRES/qgpu=1,GRES/gpu=100"'),
+        "TRESBillingWeights",
+        "replace",
+        "GRES/gpu=100 bills it twice",
+    ),
+    (
+        swap("slurm.conf", "Nodes=ALL", 'Nodes=ALL TRESBillingWeights="CPU=1,GRES/gpu=100"'),
+        "TRESBillingWeights",
+        "replace",
+        "costs nothing",
+    ),
+    (
         swap("slurm.conf", "Nodes=ALL", "Nodes=ALL ExclusiveUser=YES"),
         "ExclusiveUser",
         "replace",
