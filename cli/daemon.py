@@ -27,6 +27,17 @@ def node_name(given: str | None, config: Config) -> str:
     return names[0] if given is None and name not in names and len(names) == 1 else name
 
 
+def configured_node(given: str | None, config: Config) -> str:
+    """The same; raises ConfigError if none was given and this machine is not a node."""
+    name, names = node_name(given, config), config.node_names()
+    if given is None and name not in names:
+        raise ConfigError(
+            f"this machine ({name}) is not a node of {config.cluster}: name one with --node, for"
+            f" example --node {names[0]}"
+        )
+    return name
+
+
 @dataclass(frozen=True)
 class Daemon:
     """A node's qgpud."""
@@ -46,6 +57,6 @@ def find_daemon(config_path: str, node: str | None) -> Daemon:
     """The qgpud of this node by the configuration; a sentence where it cannot be read."""
     try:
         config = load_config(config_path, trusted=os.geteuid() == 0)
-        return Daemon(config.node(node_name(node, config)).run_dir)
+        return Daemon(config.node(configured_node(node, config)).run_dir)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None

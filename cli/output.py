@@ -10,6 +10,8 @@ import io
 import json
 import os
 import pwd
+import re
+import select
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -51,9 +53,16 @@ def parsable(lines: Sequence[Sequence[str]]) -> list[str]:
 def as_csv(lines: Sequence[Sequence[str]]) -> str:
     """A record per line (RFC 4180, but with the newlines of here); not measured is empty."""
     out = io.StringIO()
-    shown = ([printable(text) if text != "-" else "" for text in line] for line in lines)
-    csv.writer(out, lineterminator="\n").writerows(shown)
+    csv.writer(out, lineterminator="\n").writerows(map(_csv_cell, line) for line in lines)
     return out.getvalue()
+
+
+def _csv_cell(text: str) -> str:
+    """With an apostrophe in front where a spreadsheet would take the text for a formula."""
+    if text == "-":
+        return ""
+    formula = text[:1] in {*"=+-@\t\r"} and not re.fullmatch(r"[+-][0-9]+(\.[0-9]+)?", text)
+    return "'" * formula + printable(text)
 
 
 def show(body: Mapping[str, object], lines: Sequence[Sequence[str]], form: str, left: int) -> None:
@@ -107,7 +116,17 @@ def say(command: str, sentence: str) -> None:
     click.echo(f"qgpu {command}: {printable(sentence)}", err=True)
 
 
+def _reader_left() -> bool:
+    """Whether stdout is a pipe that nobody reads any more, as behind `| head -2`."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 def fail(command: str, sentence: str) -> NoReturn:
     """Print the error and exit with status 2. Errors of a file have several lines."""
+    error = sys.exc_info()[1]
+    if isinstance(error, BrokenPipeError) and _reader_left():
+        raise error  # click ends the program without a word
     click.echo(f"qgpu {command}: " + "\n".join(map(printable, sentence.split("\n"))), err=True)
     raise SystemExit(2)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cli.report.absences import away_sentences
 from cli.report.model import GIB, GrantReport, JobReport
-from cli.report.request import SHORT_S, cards_of, last_run, ran_long, request_advice
+from cli.report.request import (
+    SHORT_S,
+    cards_of,
+    last_run,
+    ran_long,
+    request_advice,
+    unused,
+    unused_cards,
+    written_cards,
+)
 
 LEAST_IDLE_S, LEAST_IDLE = 1.0, 0.05  # seconds, and part of the time granted; less is not said
+SHOWN = 10  # jobs that one line names; the others are counted
 
 
-def advice(job: JobReport) -> list[str]:
-    """Sentences that name the flag to change; empty if nothing is remarkable."""
-    return [
-        *_limit_advice(job),
-        *away_sentences(job),
-        *_idle_advice(job),
-        *_use_advice(job),
-    ]
+def advice(*jobs: JobReport) -> list[str]:
+    """Sentences that name the flag to change, in the order of the jobs; empty if nothing is
+    remarkable. What concerns a card rather than a job is said once.
+    """
+    of_jobs = [[*_limit_advice(job), *away_sentences(job), *_use_advice(job)] for job in jobs]
+    return [*(line for lines in of_jobs for line in lines), *_idle_advice(jobs)]
+
+
+def has_request(job: JobReport) -> bool:
+    """Whether the advice says what to ask for the next time."""
+    return not any(one.escaped for one in job.grants) and bool(_request(job))
+
+
+def some(words: Sequence[str], shown: int = SHOWN) -> str:
+    """`1, 2, 3 and 24 more`."""
+    left = len(words) - shown
+    return ", ".join(words[:shown]) + (f" and {left} more" if left > 0 else "")
 
 
 def _limit_advice(job: JobReport) -> list[str]:
@@ -65,24 +86,28 @@ def use_auto(card: int, node: str) -> str:
     )
 
 
-def _idle_advice(job: JobReport) -> list[str]:
+def _idle_advice(jobs: Sequence[JobReport]) -> list[str]:
     """What idle_release cost, by card."""
-    of_card: dict[tuple[str, int], list[GrantReport]] = {}
-    for grant in job.grants:
-        of_card.setdefault((grant.node, grant.card), []).append(grant)
-    lines = []
-    for (node, card), grants in of_card.items():
-        idle = idle_percent(
-            sum(one.suspended_idle_s or 0 for one in grants),
-            sum(one.suspended_s or 0 for one in grants),
-            sum(one.granted_s for one in grants),
-        )
-        if idle is not None:
-            lines.append(
-                f"the card was idle {idle:.0f} % of the time that job {job.job_id} waited:"
-                f" idle_release. {use_auto(card, node)}"
-            )
-    return lines
+    of_card: dict[tuple[str, int], list[tuple[JobReport, float, float]]] = {}
+    for job in jobs:
+        for place in dict.fromkeys((one.node, one.card) for one in job.grants):
+            grants = [one for one in job.grants if (one.node, one.card) == place]
+            idle = sum(one.suspended_idle_s or 0 for one in grants)
+            waited = sum(one.suspended_s or 0 for one in grants)
+            if idle_percent(idle, waited, sum(one.granted_s for one in grants)) is not None:
+                of_card.setdefault(place, []).append((job, idle, waited))
+    return [_idle_sentence(*place, found) for place, found in of_card.items()]
+
+
+def _idle_sentence(node: str, card: int, found: Sequence[tuple[JobReport, float, float]]) -> str:
+    names = some([job.job_id for job, _, _ in found])
+    percent = 100 * sum(idle for _, idle, _ in found) / sum(waited for _, _, waited in found)
+    auto = any((node, card) in job.limits.auto for job, _, _ in found)
+    return (
+        f"card {card} of {node} was idle {percent:.0f} % of the time that job"
+        f"{'s' * (len(found) > 1)} {names} waited: idle_release"
+        + (", which is auto there." if auto else f". {use_auto(card, node)}")
+    )
 
 
 def _use_advice(job: JobReport) -> list[str]:
@@ -95,22 +120,34 @@ def _use_advice(job: JobReport) -> list[str]:
             " without qgpu's library (LD_PRELOAD was emptied?). Its use is not in these figures."
         ]
     unfetched = [_unfetched(job, grant) for grant in job.grants if grant.fetched is False]
-    return [
-        *dict.fromkeys(unfetched),
-        *(_unused(job) or request_advice(job)),
-        *_suspended(job),
-    ]
+    return [*dict.fromkeys(unfetched), *_request(job), *_suspended(job)]
+
+
+def _request(job: JobReport) -> list[str]:
+    """What to ask for the next time."""
+    return _unused(job) or [*_unused_cards(job), *request_advice(job)]
 
 
 def _unused(job: JobReport) -> list[str]:
     """It launched nothing and held nothing, on none of its cards."""
     taken = [one for one in job.grants if one.state == "active" and one.fetched is not False]
-    unused = all(one.launches == 0 and not one.mem_peak and not one.denied for one in taken)
-    if not (taken and unused and ran_long(job)) or sum(one.granted_s for one in taken) < SHORT_S:
+    idle = all(map(unused, taken))
+    if not (taken and idle and ran_long(job)) or sum(one.granted_s for one in taken) < SHORT_S:
         return []
     return [
         f"job {job.job_id}: it never used its card. Leave out --gres=qgpu if it does not need one."
     ]
+
+
+def _unused_cards(job: JobReport) -> list[str]:
+    """It used some of its cards, and others never."""
+    idle = unused_cards(job)
+    if not idle:
+        return []
+    names = some([f"card {one.card} of {one.node}" for one in idle])
+    left = cards_of([one for one in last_run(job) if one not in idle])
+    fewer = f"write{written_cards(left)}" if left > 1 else "leave out --qgpu-cards"
+    return [f"job {job.job_id}: it never used {names}: {fewer}, if it needs no more cards."]
 
 
 def _suspended(job: JobReport) -> list[str]:

@@ -250,9 +250,9 @@ def collect(
     try:
         loaded = load_config(config, trusted=True)
         if sending:
-            from cli.live.states import here
+            from cli.daemon import configured_node
 
-            send(loaded, node or here(), after, digest_of(config))
+            send(loaded, configured_node(node, loaded), after, digest_of(config))
             return
         target = into or loaded.reports.collected
         if target is None:

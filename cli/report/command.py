@@ -20,7 +20,7 @@ from cli.report import cards as report_cards
 from cli.report import groups as report_groups
 from cli.report import ids as report_ids
 from cli.report import ledgers, text
-from cli.report.advice import advice
+from cli.report.advice import SHOWN, advice, has_request
 from cli.report.ledgers import Place
 from cli.report.read import Read, Totals, read_jobs, read_totals, run_id
 from gres.config.site import Config, ConfigError, load_config
@@ -32,7 +32,6 @@ from slurm_plugin.records import SlurmError
 
 DEFAULT_CONFIG = PATHS.config_file
 DEFAULT_SINCE = "1d"
-SHOWN = 10  # jobs that one line names; the others are counted
 DETAILED_JOBS = 200  # jobs whose histograms of latency JSON has: each costs a question to a qgpud
 SHEET_CARDS = 3  # cards of one job that fit side by side into 80 places
 FOREVER_NS = 1 << 62
@@ -128,7 +127,7 @@ def show_jobs(read: Read, notes: Sequence[str], form: str) -> None:
     if form == "table":
         small = len(reports) == 1 and len(reports[0].grants) <= SHEET_CARDS
         shown = text.sheet(reports[0]) if small else text.fitted(reports, True, room())
-        for line in [*(shown if reports else []), *(f"* {a}" for r in reports for a in advice(r))]:
+        for line in [*(shown if reports else []), *(f"* {line}" for line in advice(*reports))]:
             click.echo(line)
     else:
         show({"jobs": read.body, "notes": list(notes)}, text.lines(reports), form, 0)
@@ -206,7 +205,6 @@ def show_list(read: Read, totals: Totals | None, form: str, times: Mapping[str, 
     """Print one line per job; notes that are left to say."""
     cards = totals.cards if totals is not None else []
     _, total = report_groups.groups(read.jobs, read.found.rows, "user", 0, FOREVER_NS)
-    total.jobs = len(read.reports)  # also those that wait
     if form != "table":
         more = {"cards": [card.as_json() for card in cards]} if totals is not None else {}
         body = {**times, "jobs": read.body, "total": total.as_json(), **more, "notes": read.notes}
@@ -216,22 +214,26 @@ def show_list(read: Read, totals: Totals | None, form: str, times: Mapping[str, 
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(times["since"]))
         return [f"no job had a card since {since} (--since 30d looks further back)", *read.notes]
     click.echo("\n".join(text.fitted(read.reports, False, room())))
-    click.echo(total_line(total))
-    if advised := [job.job_id for job in read.reports if advice(job)]:
-        click.echo(f"* what to ask for next time: qgpu report {','.join(advised[-SHOWN:])}")
+    click.echo(total_line(total, len(read.reports)))
+    if advised := [job.job_id for job in read.reports if has_request(job)]:
+        some = f", the last {SHOWN} of {len(advised)} jobs" if len(advised) > SHOWN else ""
+        click.echo(f"* what to ask for next time{some}: qgpu report {','.join(advised[-SHOWN:])}")
     show_cards(cards)
     return read.notes
 
 
-def total_line(total: report_groups.Group) -> str:
-    """`3 jobs: 1.50 GPU-hours granted, 0.75 used (50.0 % where measured)`."""
+def total_line(total: report_groups.Group, listed: int) -> str:
+    """`3 jobs: 1.50 GPU-hours granted, 0.75 used (50.0 % where measured)`; `3 of 4 jobs had cards`
+    where some wait, or never got one.
+    """
     used = "nothing measured"
     if total.used_s is not None:
         used = f"{total.used_s / 3600:.2f} used"
     if total.efficiency is not None:
         used += f" ({total.efficiency:.1f} % where measured)"
-    plural = "" if total.jobs == 1 else "s"
-    return f"{total.jobs} job{plural}: {total.granted_s / 3600:.2f} GPU-hours granted, {used}"
+    jobs = f"{listed} job{'s' * (listed != 1)}"
+    jobs = jobs if total.jobs == listed else f"{total.jobs} of {jobs} had cards"
+    return f"{jobs}: {total.granted_s / 3600:.2f} GPU-hours granted, {used}"
 
 
 @click.command()

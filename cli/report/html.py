@@ -16,7 +16,7 @@ from markupsafe import Markup
 from cli.report import cards as report_cards
 from cli.report import plots as report_plots
 from cli.report import text
-from cli.report.advice import advice
+from cli.report.advice import advice, some
 from cli.report.ledgers import Place, Question, Row, read
 from cli.report.model import JobReport
 from cli.report.plots import PlotError
@@ -129,20 +129,21 @@ def _stamp(seconds: float) -> str:
 
 
 def _listed(title: str, reports: Sequence[JobReport], by_card: bool) -> Table:
-    """The newest jobs; those that wait come first."""
-    newest = sorted(reports, key=lambda r: (r.start is None, r.start or 0, r.raw_id), reverse=True)
+    """The first jobs."""
     note = ""
-    if len(newest) > MAX_LISTED:
+    if len(reports) > MAX_LISTED:
         note = (
-            f"The newest {MAX_LISTED} of {len(newest)} jobs; the same command with --csv instead of"
-            " --html lists all."
+            f"The newest {MAX_LISTED} of {len(reports)} jobs; the same command with --csv instead"
+            " of --html lists all."
         )
-    header, *lines = text.lines(newest[:MAX_LISTED], by_card)
+    header, *lines = text.lines(reports[:MAX_LISTED], by_card)
     return Table(title, header, lines, sum(column.left for column, _ in text.COLUMNS), note)
 
 
-def _short(reports: Sequence[JobReport]) -> list[JobReport]:
-    return [replace(report, name=printable(report.name, NAME_LENGTH)) for report in reports]
+def _newest(reports: Sequence[JobReport]) -> list[JobReport]:
+    """With short names, the newest first; those that wait come before them."""
+    newest = sorted(reports, key=lambda r: (r.start is None, r.start or 0, r.raw_id), reverse=True)
+    return [replace(report, name=printable(report.name, NAME_LENGTH)) for report in newest]
 
 
 def _save(path: Path, page: str) -> None:
@@ -158,13 +159,13 @@ def write_jobs(
     path: Path, reports: Sequence[JobReport], rows: Sequence[Row], where: Sequence[Place]
 ) -> None:
     """The page of jobs asked for by number."""
-    reports = _short(reports)
+    reports = _newest(reports)
     plots, note = _plots(reports, rows, where, False)
     page = _page(
-        title="qgpu: " + ", ".join(f"job {report.job_id}" for report in reports[:8]),
+        title="qgpu: " + some([f"job {report.job_id}" for report in reports]),
         subtitle=f"Written {_stamp(time.time())}.",
         tables=[_listed("", reports, True)],
-        advice=[line for report in reports for line in advice(report)],
+        advice=advice(*reports),
         plots=plots,
         note=note,
     )
@@ -181,7 +182,7 @@ def write_window(
     window: tuple[int, int],
 ) -> None:
     """The page of a window: totals and cards where they were asked for, and all its jobs."""
-    reports = _short(reports)
+    reports = _newest(reports)
     plots, note = _plots(reports, rows, where, True)
     tables = [Table("Totals", grouped[0], grouped[1:], 1)] if grouped else []
     if cards:

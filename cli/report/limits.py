@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gres.config.levels import plan_card
 from gres.config.site import Config
 from gres.request.tables import tables_of
 from gres.units import MIB
@@ -15,7 +16,8 @@ class Limits:
 
     `usable`: what the shares of a card have together; None if no qgpu.yaml says it. `model` is
     empty where all cards are of one model. `firm`: classes whose shares never add up to more than
-    a card, so that each job is sure of its own.
+    a card, so that each job is sure of its own. `auto`: node and index of cards whose idle_release
+    is auto in qgpu.yaml.
     """
 
     min_share: int = 1
@@ -24,11 +26,13 @@ class Limits:
     usable: int | None = None
     model: str = ""
     firm: frozenset[str] = frozenset()
+    auto: frozenset[tuple[str, int]] = frozenset()
 
 
 def limits_of(config: Config, node: str) -> Limits:
     """Of the cards of this node."""
-    tables, model = tables_of(config), config.node(node).model
+    tables, found = tables_of(config), config.node(node)
+    model, cards = found.model, [card.index for card in found.cards]
     firm = (
         name
         for name, settings in config.classes.items()
@@ -41,4 +45,9 @@ def limits_of(config: Config, node: str) -> Limits:
         tables.models[model].usable * MIB,
         model if len(tables.models) > 1 else "",
         frozenset(firm),
+        frozenset(
+            (node, card)
+            for card in cards
+            if plan_card(config, found, card, "").idle_release == "auto"
+        ),
     )

@@ -112,6 +112,7 @@ class JobReport:
     cpu_s: float | None = None  # of the processors, like the two below; None while it runs
     host_mem: int | None = None
     host_mem_peak: int | None = None
+    parts: frozenset[str] = frozenset()  # TRES that steps named for themselves; not in JSON
     limits: Limits = field(default_factory=Limits)  # of requests for such a card; not in JSON
 
     @property
@@ -131,7 +132,7 @@ class JobReport:
         """Plain values for JSON."""
         more = {"cpu_percent": self.cpu_percent, "host_mem_percent": self.host_mem_percent}
         found = asdict(self) | more
-        del found["limits"]
+        del found["limits"], found["parts"]
         return found
 
 
@@ -300,6 +301,7 @@ def _job(
         cpu_s=detail.cpu_s if ended else None,
         host_mem=parse_memory(tres.get("mem", "")) or None,
         host_mem_peak=detail.mem_peak if ended else None,
+        parts=detail.parts,
     )
 
 

@@ -72,13 +72,27 @@ def cards_of(grants: Sequence[GrantReport]) -> int:
     )
 
 
+def unused(grant: GrantReport) -> bool:
+    """Whether nothing was launched, held or refused there."""
+    return grant.launches == 0 and not grant.mem_peak and not grant.denied
+
+
+def unused_cards(job: JobReport) -> list[GrantReport]:
+    """Of several cards at once those that its last run never used, if it used another of them."""
+    last = [one for one in last_run(job) if one.state == "active" and one.fetched is not False]
+    idle = [one for one in last if unused(one) and one.granted_s >= SHORT_S]
+    several = last and cards_of(last) > 1 and ran_long(job)
+    refused = any(one.denied for one in last)  # it may have ended before it came to the others
+    return idle if several and not refused and len(idle) < len(last) else []
+
+
 def use_of(job: JobReport) -> Use | None:
     """Of the grants that tasks took; None if its last run had none."""
     taken = [one for one in job.grants if one.state == "active" and one.fetched is not False]
     last = [one for one in last_run(job) if one in taken]
     if not last:
         return None
-    now, need = last[-1], max(one.mem_refused or 0 for one in taken)
+    now, idle, need = last[-1], unused_cards(job), max(one.mem_refused or 0 for one in taken)
     counted = last if any(one.denied for one in last) or need <= now.mem_cap else taken
     peaks = [one.mem_peak for one in last]
     long = [one for one in taken if one.granted_s >= SHORT_S]
@@ -88,7 +102,7 @@ def use_of(job: JobReport) -> Use | None:
         cap=max(one.mem_cap for one in last),
         mem_total=now.mem_total,
         job_class=now.job_class,
-        cards=cards_of(last),
+        cards=cards_of([one for one in last if one not in idle]),
         peak=None if None in peaks else max(one.mem_peak or 0 for one in taken),
         refused=sum(one.denied or 0 for one in counted),
         need=need,
@@ -149,12 +163,20 @@ def written(request: Request, job: JobReport) -> str:
     model = f"{job.limits.model}:" if job.limits.model else ""
     if not request.share:
         return f"--gres=gpu:{model}{request.cards}"
-    cards = f" --qgpu-cards={request.cards}" if request.cards > 1 else ""
-    return f"--gres=qgpu:{model}{request.share},vram:{vram}{cards}"
+    return f"--gres=qgpu:{model}{request.share},vram:{vram}{written_cards(request.cards)}"
+
+
+def written_cards(cards: int) -> str:
+    """The option for parts of several cards, behind a blank."""
+    return f" --qgpu-cards={cards}" if cards > 1 else ""
 
 
 def _refused(job: JobReport, use: Use) -> str:
-    """Its cap was too small. The share stays: the use of time follows from the memory it lacked."""
+    """Its cap was too small. The share stays: the use of time follows from the memory it lacked.
+
+    It is the least that helps, because only the need at the largest refusal is known: what other
+    processes would have asked for then, or the same one later, is not.
+    """
     said = (
         f"job {job.job_id}: {use.refused} allocation(s) were refused at its cap of"
         f" {use.cap / GIB:.1f} GiB"
@@ -167,10 +189,12 @@ def _refused(job: JobReport, use: Use) -> str:
         vram = min(with_reserve(max(use.need, use.peak or 0)), usable)
         request = Request(use.share, max(vram, use.cap), use.cards)
         if _allowed(request, job):
-            return f"{said}: {written(request, job)} would do."
+            return (
+                f"{said}: ask for {written(request, job)} or more, as it may need more after that."
+            )
     elif use.need + UNEXPLAINED <= use.mem_total and job.raw_id < RUN_BASE:
         whole = written(Request(0, 0, use.cards), job)
-        return f"{said}, and shares have {usable / GIB:.1f} GiB of a card: {whole} would do."
+        return f"{said}, and shares have {usable / GIB:.1f} GiB of a card: ask for {whole}."
     return f"{said}, and a card has {usable / GIB:.1f} GiB for shares."
 
 
@@ -192,22 +216,28 @@ def _more(job: JobReport, use: Use) -> tuple[str, Request] | None:
 
 
 def _less(job: JobReport, use: Use) -> tuple[str, Request] | None:
-    """It used far less than it was granted of its share or of its memory."""
+    """It used far less than it was granted of its share or of its memory.
+
+    What its steps name for themselves (`srun --gres=qgpu:15`) stays, because the steps of a job
+    that has less would be refused.
+    """
     if not use.peak:
         return None
     need = max(use.peak, use.need)  # an earlier run was refused more than this one held
-    mem = use.cap >= LEAST_CAP and need * WORTH <= use.cap
-    firm = use.job_class in job.limits.firm and use.share >= LEAST_SHARE
+    mem = "gres/vram" not in job.parts and use.cap >= LEAST_CAP and need * WORTH <= use.cap
+    firm = use.job_class in job.limits.firm and use.share >= LEAST_SHARE and not job.parts
     time = firm and use.most is not None and use.most * WORTH < use.share
     if not (mem or time):
         return None
     vram = max(min(with_reserve(need), use.cap), job.limits.least)
+    if "gres/vram" in job.parts:
+        vram = use.cap
     said = f"it held at most {use.peak / GIB:.1f} of {use.cap / GIB:.1f} GiB"
     share, reached = use.share, round(use.reached or 0)
     if time and use.most is not None:
         said += f" and used at most {use.most:.0f} of its {share} %"
         share = max(-int(-(use.most + max(use.most / 4, RESERVE_SHARE)) // 1), job.limits.min_share)
     elif reached > share:
-        said += f" and used {reached} % of the card, {share} % of them its own"
+        said += f" and used {reached} % of the card with its share of {share} %"
         share = reached
     return said, Request(share, vram, use.cards)

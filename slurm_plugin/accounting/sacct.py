@@ -33,7 +33,8 @@ FIELDS = (
     "End",
 )
 NAMES = ("JobIDRaw", "JobName")
-DETAILS = ("JobIDRaw", "TotalCPU", "TRESUsageInTot", "ReqTRES")
+DETAILS = ("JobIDRaw", "TotalCPU", "TRESUsageInTot", "ReqTRES", "AllocTRES")
+SHARE = ("gres/qgpu", "gres/vram")
 PER_CALL = 1000  # jobs of one call: the kernel takes 128 KiB in one word, slurmdbd a long query
 
 
@@ -61,12 +62,15 @@ class SacctJob(NamedTuple):
 class Detail(NamedTuple):
     """What a job's steps used of the host, and the TRES that it asked for.
 
-    None: not measured. `mem_peak` is of the step that held most, over all its tasks.
+    None: not measured. `mem_peak` is of the step that held most, over all its tasks. `booked`: TRES
+    of the job, `parts`: those of SHARE that a step named for itself.
     """
 
     cpu_s: float | None = None
     mem_peak: int | None = None
     asked: Mapping[str, str] = MappingProxyType({})
+    booked: Mapping[str, str] = MappingProxyType({})
+    parts: frozenset[str] = frozenset()
 
 
 class Window(NamedTuple):
@@ -163,19 +167,36 @@ def details(which: Which, runner: Runner | None = None) -> dict[int, Detail]:
 def _details(part: Iterable[Sequence[str]]) -> dict[int, Detail]:
     """A step that Slurm did not sample (JobAcctGatherType none) or that still runs adds nothing."""
     found: dict[int, Detail] = {}
-    for step, cpu, usage, asked in part:
+    for step, cpu, usage, asked, booked in part:
         job = whole(step.partition(".")[0].partition("+")[0])
         if job is None:
             continue
         known = found.get(job, Detail())
         if "." not in step:
-            found[job] = known._replace(asked=parse_tres(asked))
-        elif usage:
+            found[job] = known._replace(asked=parse_tres(asked), booked=parse_tres(booked))
+            continue
+        if step.rpartition(".")[2].isdigit():  # no batch or extern, which names nothing
+            own = _own_parts(parse_tres(booked), known.booked)
+            known = found[job] = known._replace(parts=known.parts | own)
+        if usage:
             # No process takes no time and no memory: 0 means that nothing was seen of it.
             seconds = (known.cpu_s or 0) + (parse_cpu(cpu) or 0)
             held = max(known.mem_peak or 0, parse_memory(parse_tres(usage).get("mem", "")) or 0)
             found[job] = known._replace(cpu_s=seconds or None, mem_peak=held or None)
     return found
+
+
+def _own_parts(step: Mapping[str, str], job: Mapping[str, str]) -> frozenset[str]:
+    """Those of SHARE that a step named for itself: one that names nothing has on its nodes all
+    that the job has there.
+    """
+
+    def on_node(tres: Mapping[str, str], name: str) -> float:
+        return (parse_memory(tres.get(name, "")) or 0) / (whole(tres.get("node", "")) or 1)
+
+    if SHARE[0] not in step or all(on_node(step, name) == on_node(job, name) for name in SHARE):
+        return frozenset()
+    return frozenset(name for name in SHARE if name in step)
 
 
 def _job(record: Sequence[str]) -> SacctJob:

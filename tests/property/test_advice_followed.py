@@ -185,7 +185,7 @@ def run(job: Job, asked: Asked, config: Config) -> tuple[JobReport, Shown]:
     return report, shown
 
 
-REQUEST = r"--gres=(?:gpu:\S+?|qgpu:\S+?)(?: --qgpu-cards=\d)?(?= would do|, )"
+REQUEST = r"--gres=(?:gpu:\S+?|qgpu:\S+?)(?: --qgpu-cards=\d)?(?= would do| or more|\.)"
 
 
 def request_of(lines: list[str]) -> str:

@@ -89,7 +89,7 @@ def test_who_follows_the_advice_runs(live: Live) -> None:
         live.wait_sacct(job)
     found = live.report(*jobs)
     advised = [" ".join(found[job]["advice"]) for job in jobs]
-    asked = [re.findall(r"(--gres=\S+) would do\.", text) for text in advised]
+    asked = [re.findall(r"(--gres=\S+) (?:would do|or more)", text) for text in advised]
     assert all(len(one) == 1 for one in asked), advised
     assert re.fullmatch(r"--gres=qgpu:\d+,vram:23G", asked[0][0]), advised
     # The program itself was told the same.

@@ -12,7 +12,7 @@ from enforcer.ledger.reclaims import Reclaim
 from enforcer.ledger.schema import Usage
 from gres.config.site import Config, parse_config
 from gres.grant.store import RUN_BASE
-from slurm_plugin.accounting.sacct import SacctJob
+from slurm_plugin.accounting.sacct import Detail, SacctJob
 
 GIB, SECOND = 1 << 30, 10**9
 UUID = "GPU-{}"
@@ -24,6 +24,7 @@ models: {h200: {memory: 80GiB, reserve: 2GiB}, l4: {memory: 23GiB}}
 nodes: [{names: "n[1-2]", model: h200, count: 2, files: "/dev/nvidia[0-1]"}MORE]
 """
 ONE = parse_config(CONFIG.replace("MORE", "").replace(", l4: {memory: 23GiB}", ""))
+AUTO = parse_config(CONFIG.replace("MORE", "").replace("2GiB}", "2GiB, idle_release: auto}"))
 TWO = parse_config(
     CONFIG.replace("MORE", ', {names: n3, model: l4, count: 1, files: "/dev/nvidia0"}')
 )
@@ -65,6 +66,7 @@ def said(
 
 LESS = "job 12: it held at most 20.0 of 31.2 GiB and used at most 10 of its 40 %: --gres="
 REFUSED = "job 12: 1 allocation(s) were refused at its cap of 4.0 GiB"
+MORE = " or more, as it may need more after that."
 NEVER = "job 12: it never used its card. Leave out --gres=qgpu if it does not need one."
 SMALL = row(mem_cap=4 * GIB, mem_peak=GIB, denied=1, mem_refused=29 * GIB)
 IDLE = {"launches": 0, "mem_peak": 0, "busy_ns": 0, "busy_most_ns": 0}
@@ -84,8 +86,8 @@ IDLE = {"launches": 0, "mem_peak": 0, "busy_ns": 0, "busy_most_ns": 0}
         # half of its time on the card that others left idle
         (
             [row(busy_ns=800 * SECOND, busy_most_ns=9 * SECOND, mem_peak=GIB)],
-            "job 12: it held at most 1.0 of 31.2 GiB and used 80 % of the card, 40 % of them its"
-            " own: --gres=qgpu:80,vram:2G would do.",
+            "job 12: it held at most 1.0 of 31.2 GiB and used 80 % of the card with its share of"
+            " 40 %: --gres=qgpu:80,vram:2G would do.",
         ),
         ([row(busy_ns=900 * SECOND, busy_most_ns=9 * SECOND, mem_peak=GIB)], None),
         (
@@ -97,6 +99,15 @@ IDLE = {"launches": 0, "mem_peak": 0, "busy_ns": 0, "busy_most_ns": 0}
         (
             [row(), row(uuid=UUID.format(1), card_index=1, mem_peak=28 * GIB)],
             LESS.replace("20.0", "28.0") + "qgpu:15,vram:31948M --qgpu-cards=2 would do.",
+        ),
+        # it never came to one of them
+        (
+            [row(), row(uuid=UUID.format(1), card_index=1, **IDLE)],
+            [
+                "job 12: it never used card 1 of n1: leave out --qgpu-cards, if it needs no more"
+                " cards.",
+                f"{LESS}qgpu:15,vram:23G would do.",
+            ],
         ),
         # the run before needed more
         (
@@ -121,25 +132,61 @@ IDLE = {"launches": 0, "mem_peak": 0, "busy_ns": 0, "busy_most_ns": 0}
         ([row(**IDLE)], NEVER),
         ([row(0, 9, **IDLE)], None),
         ([row(mem_cap=3 * GIB, mem_peak=GIB // 4, share=9, busy_most_ns=0)], None),
-        ([SMALL], f"{REFUSED}; with the largest it would have held 29.0 GiB: --gres=qgpu:40,"
-                  "vram:33G would do."),
+        ([SMALL], f"{REFUSED}; with the largest it would have held 29.0 GiB: ask for"
+         f" --gres=qgpu:40,vram:33G{MORE}"),
         ([SMALL._replace(mem_refused=77 * GIB)], f"{REFUSED}; with the largest it would have held"
-         " 77.0 GiB: --gres=qgpu:40,vram:78G would do."),
+         f" 77.0 GiB: ask for --gres=qgpu:40,vram:78G{MORE}"),
         ([SMALL._replace(mem_refused=79 * GIB)], f"{REFUSED}; with the largest it would have held"
-         " 79.0 GiB, and shares have 78.0 GiB of a card: --gres=gpu:1 would do."),
+         " 79.0 GiB, and shares have 78.0 GiB of a card: ask for --gres=gpu:1."),
         ([SMALL._replace(mem_refused=80 * GIB)], f"{REFUSED}; with the largest it would have held"
          " 80.0 GiB, and a card has 78.0 GiB for shares."),
         ([SMALL._replace(mem_refused=None)], f"{REFUSED}. How much it needed is not known. Ask for"
          " more with vram."),
         # the run before was refused more than the cap of this one
         ([SMALL, row(5000, mem_cap=8 * GIB, mem_peak=GIB)], REFUSED.replace("4.0", "8.0") +
-         "; with the largest it would have held 29.0 GiB: --gres=qgpu:40,vram:33G would do."),
+         f"; with the largest it would have held 29.0 GiB: ask for --gres=qgpu:40,vram:33G{MORE}"),
         ([row(job_id=RUN_BASE)], LESS.replace("12", str(RUN_BASE)).replace("--gres=", "qgpu run")
          + " --share 15 --mem 23G would do."),
     ],
 )  # fmt: skip
-def test_one_line_names_share_and_memory(rows: list[Usage], line: str | None) -> None:
-    assert said(rows) == ([] if line is None else [line])
+def test_one_line_names_share_and_memory(rows: list[Usage], line: str | list[str] | None) -> None:
+    assert said(rows) == ([] if line is None else [line] if isinstance(line, str) else line)
+
+
+def test_what_a_card_idled_is_said_once_for_all_jobs() -> None:
+    jobs = [
+        SacctJob(str(n), n, "alice", "RUNNING", 100, ("n1",), "offline", "", {}) for n in range(12)
+    ]
+    waited = {"closed_preempted_ns": 200 * SECOND, "closed_idle_ns": 100 * SECOND}
+    rows = [row(job_id=n, job_class="offline", **waited) for n in range(12)]
+
+    def told(config: Config) -> list[str]:
+        lines = advice(*build(jobs, rows, 99_000 * SECOND, config=config))
+        return [line for line in lines if "idle_release" in line]
+
+    (line,) = told(ONE)
+    begin = "card 0 of n1 was idle 50 % of the time that jobs 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2"
+    assert line.startswith(f"{begin} more waited: idle_release. If ")
+    (line,) = told(AUTO)
+    assert line == f"{begin} more waited: idle_release, which is auto there."
+
+
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        ((), [f"{LESS.replace('20.0', '1.0')}qgpu:15,vram:2G would do."]),
+        (
+            ("gres/qgpu",),
+            ["job 12: it held at most 1.0 of 31.2 GiB: --gres=qgpu:40,vram:2G would do."],
+        ),
+        (("gres/qgpu", "gres/vram"), []),
+    ],
+)
+def test_what_steps_name_for_themselves_stays(parts: tuple[str, ...], lines: list[str]) -> None:
+    job = SacctJob("12", 12, "alice", "COMPLETED", 1000, ("n1",), "online", "", {})
+    details = {12: Detail(parts=frozenset(parts))}
+    rows = [row(mem_peak=GIB)]
+    assert advice(*build([job], rows, 99_000 * SECOND, details=details, config=ONE)) == lines
 
 
 def test_where_cards_differ_the_model_is_named() -> None:

@@ -78,7 +78,7 @@ def window(path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 
 def test_a_job_is_told_what_idle_release_cost_and_what_would_work(path, monkeypatch):
     said = ask(path, monkeypatch, "1", "2")
-    assert "* the card was idle 71 % of the time that job 2 waited: idle_release." in said
+    assert "* card 1 of n1 was idle 71 % of the time that job 2 waited: idle_release." in said
     assert REMEDY in said and "that job 1 waited" not in said
     jobs = json.loads(ask(path, monkeypatch, "2", "--json"))["jobs"]
     (grant,) = next(job["grants"] for job in jobs if job["raw_id"] == 2)

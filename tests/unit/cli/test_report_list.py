@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from click.testing import CliRunner, Result
 from records_support import Row
 from records_support import sacct as fake_sacct
 
+from cli.output import as_csv
 from cli.report import command
 from cli.report.text import COLUMNS
 from enforcer.ledger.store import Ledger, Sample
@@ -96,7 +100,9 @@ def test_without_arguments_ones_own_jobs_of_a_day(call, monkeypatch):
         ["13", "waits", "PENDING", "offline"],
         ["14", "whole", "RUNNING", "whole"],
     ]
-    assert total == "3 jobs: 1.01 GPU-hours granted, 0.00 used (50.0 % where measured)"
+    assert (
+        total == "2 of 3 jobs had cards: 1.01 GPU-hours granted, 0.00 used (50.0 % where measured)"
+    )
     assert advised.endswith("qgpu report 12") and call("12").exit_code == 0
     window = call.asked[0]
     assert window[window.index("-u") + 1] == "alice" and "-T" not in window
@@ -112,7 +118,23 @@ def test_csv_and_json_have_the_host_beside_the_card(call):
     body = json.loads(call("--json").stdout)
     assert [job["cpu_percent"] for job in body["jobs"]] == [25.0, None, None]
     assert [job["gpu_hours"] for job in body["jobs"]] == [pytest.approx(1 / 120), None, 1.0]
-    assert body["total"]["jobs"] == 3
+    assert body["total"]["jobs"] == 2, "one waits"
+
+
+def test_csv_has_no_formula_and_numbers_stay_numbers():
+    cells = ("=1+1", "+x", "-2-3", "@sum", "\tx", "\rx", "-", "-2.5", "+7", "a=1")
+    wanted = ["'=1+1", "'+x", "'-2-3", "'@sum", "'\\x09x", "'\\x0dx", "", "-2.5", "+7", "a=1"]
+    assert next(csv.reader(io.StringIO(as_csv([cells])))) == wanted
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_word():
+    body = "import click\nfrom cli.output import fail\n@click.command()\ndef main():\n"
+    body += " try: click.echo('x')\n except OSError as error: fail('report', str(error))\nmain()"
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run([sys.executable, "-c", body], stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_whose_jobs_are_listed(call, monkeypatch):

@@ -217,30 +217,43 @@ def test_a_window_asks_slurmdbd_for_what_sacct_would() -> None:
     assert found.db.asked == [Filter(None, 5, 9, ["alice"], ["a", "b"], ["online"], True)]
 
 
-# Recorded on 24.11 (the figures of job 1 are the same on 22.05), but for what the names say.
-STEPS = """JobIDRaw|TotalCPU|TRESUsageInTot|ReqTRES
-1|00:02.242||billing=2,cpu=2,gres/qgpu:online=30,gres/qgpu=30,mem=1G,node=1
-1.batch|00:02.240|cpu=00:00:01,energy=0,fs/disk=161973,mem=318164K,pages=0,vmem=814316K|
-1.extern|00:00.001|cpu=00:00:00,energy=0,fs/disk=4148,mem=1812K,pages=0,vmem=420816K|
-7|00:00.009||cpu=1
-7.batch|00:00:00||
-8|00:00:00||cpu=1
-8.batch|00:00:00|cpu=00:00:00,energy=0,mem=0,vmem=4K|
-9|2-01:00:00.500||cpu=64
-9.0|1-00:00:00|mem=1.5G|
-9.1|1-01:00:00.500|mem=2048|
+# Recorded on 24.11 (the figures of jobs 1 and 13 to 15 are the same on 22.05), but for what the
+# names say.
+STEPS = """JobIDRaw|TotalCPU|TRESUsageInTot|ReqTRES|AllocTRES
+1|00:02.242||billing=2,cpu=2,gres/qgpu:online=30,gres/qgpu=30,mem=1G,node=1|
+1.batch|00:02.240|cpu=00:00:01,energy=0,fs/disk=161973,mem=318164K,pages=0,vmem=814316K||
+1.extern|00:00.001|cpu=00:00:00,energy=0,fs/disk=4148,mem=1812K,pages=0,vmem=420816K||
+7|00:00.009||cpu=1|
+7.batch|00:00:00|||
+8|00:00:00||cpu=1|
+8.batch|00:00:00|cpu=00:00:00,energy=0,mem=0,vmem=4K||
+9|2-01:00:00.500||cpu=64|
+9.0|1-00:00:00|mem=1.5G||
+9.1|1-01:00:00.500|mem=2048||
+12|00:00:00|||gres/qgpu=60,gres/vram=16G,node=2
+12.0|00:00:00|||gres/qgpu=30,gres/vram=8G,node=1
+13|00:00:00|||gres/qgpu=30,gres/vram=8589934592,node=1
+13.extern|00:00:00|||gres/qgpu=1,node=1
+13.0|00:00:00|||gres/qgpu=30,gres/vram=8589934592,node=1
+13.1|00:00:00|||node=1
+14|00:00:00|||gres/qgpu=30,gres/vram=8589934592,node=1
+14.0|00:00:00|||gres/qgpu=30,node=1
+15|00:00:00|||gres/qgpu=30,gres/vram=8589934592,node=1
+15.0|00:00:00|||gres/qgpu=15,gres/vram=1073741824,node=1
 """
 
 
 def test_what_steps_used_of_the_host() -> None:
     found = sacct.details(Window(0, 9, listed=True), fake_sacct(recorded(STEPS)))
-    assert [(job, detail.cpu_s, detail.mem_peak) for job, detail in found.items()] == [
+    assert [(job, detail.cpu_s, detail.mem_peak) for job, detail in found.items() if job < 10] == [
         (1, pytest.approx(2.241), 318164 << 10),
         (7, None, None),
         (8, None, None),
         (9, 176400.5, 3 << 29),
     ]
     assert found[1].asked["gres/qgpu:online"] == "30"
+    named = {job: sorted(detail.parts) for job, detail in found.items() if detail.parts}
+    assert named == {14: ["gres/qgpu"], 15: ["gres/qgpu", "gres/vram"]}
 
 
 def test_many_jobs_take_several_calls_and_none_counts_twice() -> None:
