@@ -193,6 +193,13 @@ def fake_ssh(cluster: Path, body: str) -> str:
     return str(script)
 
 
+def test_a_machine_that_is_no_node_is_told_what_works(cluster, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "login")
+    sent = CliRunner().invoke(collect, ["--config", str(cluster / "qgpu.yaml"), "--send"])
+    assert sent.exit_code == 2 and "this machine (login) is not a node of" in sent.stderr
+    assert "--node n1" in sent.stderr
+
+
 def test_over_ssh_what_the_other_end_prints_is_merged(cluster):
     for node in ("n1", "n2"):
         sent = CliRunner().invoke(
