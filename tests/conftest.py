@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from left_support import Open, children, descriptors, left, left_for_good
 
 from enforcer.daemon.node import NodeService
 from simulator.fakes import FakeNode
+
+# No example has a time limit, because the machine may be busy.
+settings.register_profile("qgpu", deadline=None)
+settings.load_profile("qgpu")
 
 ROOT = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()

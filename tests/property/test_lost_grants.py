@@ -147,4 +147,4 @@ class Schedule(RuleBasedStateMachine):
 
 
 TestSchedule = Schedule.TestCase
-TestSchedule.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestSchedule.settings = settings(max_examples=300, stateful_step_count=40)

@@ -174,7 +174,7 @@ def test_comparisons_become_rare() -> None:
     assert sum(tried) <= 8
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 2**48), min_size=8, max_size=60),
     st.lists(st.integers(1, 100), min_size=2, max_size=4),

@@ -233,7 +233,7 @@ def fields_of(job: Job, kind: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     share=SHARE,
     qos=st.sampled_from(["online", "offline"]),

@@ -12,4 +12,4 @@ LEAST = 10
 
 def examples(deep: int) -> settings:
     """The settings of a test that tries this number of examples when it is asked for all."""
-    return settings(max_examples=deep if DEEP else max(LEAST, deep // 4), deadline=None)
+    return settings(max_examples=deep if DEEP else max(LEAST, deep // 4))

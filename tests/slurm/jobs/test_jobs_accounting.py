@@ -166,8 +166,11 @@ while time.process_time() < 2:
 
 
 def test_my_jobs_have_the_host_beside_the_card(live: Live) -> None:
-    """Two tasks of 2 s and 200 MiB each: CPU% and HOST% are those of Slurm's own figures."""
-    script = f"srun -n2 python3 -c '{BURN}'; {work('--length', '0.5')}"
+    """Two tasks of 2 s and 200 MiB each: CPU% and HOST% are those of Slurm's own figures.
+
+    Sampled each second, because the sample at the end misses tasks that end at the same time.
+    """
+    script = f"srun -n2 --acctg-freq=1 python3 -c '{BURN}'; {work('--length', '0.5')}"
     done = ended(live, script, "-n2", "--mem=1G", "--gres=qgpu:30,vram:4G", "-J", "burn")
     live.wait_sacct(done)
     (job,) = live.report(done).values()

@@ -251,7 +251,8 @@ def test_however_it_ends_the_terminal_is_as_before(
     script = tmp_path / "script"
     script.write_text(
         f"trap '' INT\nstty -g >{tmp_path}/before\n(trap - INT; echo $BASHPID >{tmp_path}/pid;"
-        f" exec {command})\necho ended $?\nstty -g >{tmp_path}/after\nexec cat\n"
+        f" exec {command})\necho ended $?\nstty -g >{tmp_path}/now\nmv {tmp_path}/now"
+        f" {tmp_path}/after\nexec cat\n"
     )
     tmux = terminal(120, f"bash {script}")
     if how != "raise":
@@ -261,7 +262,7 @@ def test_however_it_ends_the_terminal_is_as_before(
         else:
             os.kill(int((tmp_path / "pid").read_text()), getattr(signal, f"SIG{how}"))
     tmux.until(lambda screen: f"ended {status}" in screen)
-    tmux.until(lambda _: bool((tmp_path / "after").read_text()))
+    tmux.until(lambda _: (tmp_path / "after").exists())
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
     assert tmux.flags() == "0 1"
 
