@@ -1,11 +1,9 @@
-"""Requests beside one that does not start now: a smaller share, less memory, another class. Each is
-tried before it is named.
-"""
+"""Requests beside one that does not start now: a smaller share, less memory, another class."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from gres.config.site import Config
 from gres.grant.tag import Tag
@@ -40,19 +38,12 @@ def classes(tag: Tag, config: Config) -> Iterator[str]:
             yield f"--qos={qos}"
 
 
-def neighbours(
-    found: Mapping[str, str], tag: Tag, config: Config, starts: Callable[[str], bool]
-) -> tuple[str, ...]:
-    """The first of each kind that starts now; `starts` tries one."""
-    gres = found.get("gres", "")
-    if tag.whole or "vram" in found or "qgpu-cards" in found or not gres:
-        kinds = [] if tag.whole else [classes(tag, config)]
-    else:
-        limits = config.limits
-        kinds = [
-            shares(gres, tag.share, limits.min_share),
-            memories(gres, tag.mem, limits.min_mem),
-            classes(tag, config),
-        ]
-    named = [next((one for one in kind if starts(one)), None) for kind in kinds]
-    return tuple(one for one in named if one)
+def neighbours(found: Mapping[str, str], tag: Tag, config: Config) -> list[list[str]]:
+    """Of each kind the options to try behind the given ones, the nearest first."""
+    gres, limits = found.get("gres", ""), config.limits
+    if tag.whole:
+        return []
+    kinds = [shares(gres, tag.share, limits.min_share), classes(tag, config)]
+    if "vram" not in found:
+        kinds.insert(1, memories(gres, tag.mem, limits.min_mem))
+    return [list(kind) for kind in kinds]

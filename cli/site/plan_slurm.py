@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from cli.site import slurm_answer
 from cli.site.neighbours import neighbours
 from cli.site.planned import Plan, RefusedError, by_rules, plan_of, ranks
 from cli.site.sbatch_line import Line, LineError, asked
-from cli.site.slurm_answer import Answer, Start
+from cli.site.slurm_answer import NOW_S, Answer, Queue, Start
 from gres.config.hostlist import expand
 from gres.config.site import Config
 from gres.grant.tag import TagError
@@ -73,14 +73,13 @@ def _never(answer: Answer, found: Mapping[str, str], plan: Plan) -> tuple[str, s
     return (limit.sentence, "") if limit.ever else ("", limit.sentence)
 
 
-def _placed(plan: Plan, config: Config, delayed: bool) -> Plan:
-    """The plan with the card, whom it waits for unless an option delays it, and what else is on
-    the node.
-    """
-    if plan.start is None:
+def _placed(plan: Plan, config: Config) -> Plan:
+    """The plan with the card, whom it waits for, and what else is on the node."""
+    if plan.start is None or plan.parts:
         return plan
-    if not plan.start.now():
-        return replace(plan, behind="" if delayed else slurm_answer.behind(plan.start))
+    if not plan.start.free:
+        known = plan.start.free is False and not plan.queue.waiting
+        return replace(plan, behind=slurm_answer.behind(plan.start) if known else "")
     tag = plan.decision.tag
     if tag is None or tag.whole or len(plan.start.nodes) != 1:
         return plan
@@ -126,12 +125,49 @@ def _answer(line: Line, found: Mapping[str, str]) -> Answer | None:
     return replace(free, notes=(*free.notes, f"--test-only was asked without -w {named}"))
 
 
-def _starts_now(line: Line, found: Mapping[str, str], config: Config, words: str) -> bool:
-    """Whether the job would start now with these words behind its own, no limit in its way."""
-    answer = slurm_answer.ask(line.command(words))
-    if answer is None or not answer.start_now():
+def _now(start: Start, queue: Queue) -> bool | None:
+    """Whether it starts at once; None where jobs wait that may go first, perhaps unseen ones."""
+    if not start.free:
+        return start.free
+    unseen = not queue.waiting and start.at > time.time() + NOW_S
+    return None if queue.eligible or unseen else True
+
+
+def _has_room(
+    answer: Answer | None, found: Mapping[str, str], config: Config, queue: Queue
+) -> bool:
+    """Whether nodes have now what it asks for, no limit in its way."""
+    if answer is None or not (answer := slurm_answer.asked_again(answer)).free():
         return False
-    return _never(answer, found, _plans(answer, found, config)[0]) == ("", "")
+    seen = queue.eligible or (answer.start and _now(answer.start, queue))
+    return bool(seen) and _never(answer, found, _plans(answer, found, config)[0]) == ("", "")
+
+
+def _timed(
+    line: Line, found: Mapping[str, str], config: Config, answer: Answer, plan: Plan
+) -> Plan:
+    """The plan with when it starts, and what would start sooner."""
+    tries: list[list[tuple[str, Answer | None]]] = []
+    if plan.decision.tag and not plan.parts and (plan.waits or not answer.free()):
+        # All are asked before the first is asked again, because each waits from its own question.
+        tries = [
+            [(words, slurm_answer.ask(line.command(words))) for words in kind]
+            for kind in neighbours(found, plan.decision.tag, config)
+        ]
+    start = slurm_answer.asked_again(answer).start
+    if start is None:
+        return plan
+    queue = slurm_answer.queue(start.partition)
+    now = None if plan.parts else _now(start, queue)
+    plan = replace(plan, start=replace(start, at=int(time.time())) if now else start, now=now)
+    plan = replace(plan, queue=queue, notes=(*plan.notes, *filter(None, [queue.sentence()])))
+    if start.free and not plan.waits:
+        return plan
+    named = (
+        next((words for words, asked in kind if _has_room(asked, found, config, queue)), None)
+        for kind in tries
+    )
+    return replace(plan, instead=tuple(filter(None, named)))
 
 
 def by_slurm(line: Line, config: Config) -> list[Plan] | None:
@@ -148,17 +184,18 @@ def by_slurm(line: Line, config: Config) -> list[Plan] | None:
         raise RefusedError(said, _rule(answer, found, config))
     plans = _plans(answer, found, config)
     ever, waits = _never(answer, found, plans[0])
-    first = replace(plans[0], start=answer.start, waits=waits)
     if ever:
         raise RefusedError(ever, "never")
-    if len(plans) == 1 and first.decision.tag and (waits or not answer.start_now()):
-        starts = partial(_starts_now, line, found, config)
-        first = replace(first, instead=neighbours(found, first.decision.tag, config, starts))
-    queue = slurm_answer.waiting(answer.start) if answer.start else ""
-    notes = (*first.notes, *answer.notes, *filter(None, [queue]))
+    parts = len(plans) > 1 or (":", "") in line.options
+    notes = (*plans[0].notes, *answer.notes)
+    first = replace(plans[0], start=answer.start, waits=waits, notes=notes, parts=parts)
     later = "; ".join(_tells(found))
-    placed = _placed(replace(first, notes=notes, waits=waits or later), config, bool(later))
-    return [placed, *(replace(each, start=answer.start) for each in plans[1:])]
+    if later:
+        first = replace(first, waits=waits or later)
+    else:
+        first = _timed(line, found, config, answer, first)
+    more = (replace(each, start=first.start, parts=True) for each in plans[1:])
+    return [_placed(first, config), *more]
 
 
 def _rule(answer: Answer, found: Mapping[str, str], config: Config) -> str | None:

@@ -50,14 +50,15 @@ def _host_rows(found: Decision, tag: Tag) -> list[tuple[str, str]]:
 def _rows(plan: Plan) -> list[tuple[str, str]]:
     tag = plan.decision.tag
     found = plan.decision
-    rows = [("Slurm is asked for", plan.gres or "(nothing)")]
+    whole_nodes = tag is not None and tag.node
+    rows = [("Slurm is asked for", plan.gres or ("whole nodes" if whole_nodes else "(nothing)"))]
     if found.tres_per_task:
         rows.append(("for each task", f"{found.tres_per_task}, one task for each card"))
         rows.append(("tasks", f"{found.tasks_per_node} per node, {found.tasks} in all"))
     if tag is None:
         return [*rows, ("qgpu", "has no part in this request")]
     if tag.whole:
-        rows.append(("cards", "whole, without sharing"))
+        rows.append(("cards", f"{'all of the nodes, ' * whole_nodes}whole, without sharing"))
     else:
         rows += [
             ("class", f"{tag.job_class}{plan.class_note}"),
@@ -97,16 +98,24 @@ def when_text(plan: Plan) -> str:
     if plan.start is None:
         return "not known"
     place = ",".join(plan.start.nodes) + ("" if plan.card is None else f", card {plan.card}")
-    if plan.start.now():
+    if plan.parts:
+        when = "now" if plan.start.free else f"perhaps {_clock(plan.start.at)}"
+        return f"not known: each part alone {when}, on {place}, but they start only together"
+    if plan.now:
         return f"now on {place}"
+    if plan.start.free:
+        return f"perhaps now, on {place}, where there is room; jobs that wait may go first"
+    if plan.queue.waiting or plan.start.free is None:
+        return f"perhaps {_clock(plan.start.at)}, on {place}: Slurm's guess, as other jobs wait"
     who = f", behind job {plan.behind}" if plan.behind else ""
-    return f"not before {_clock(plan.start.at)}{who}, on {place}"
+    return f"perhaps {_clock(plan.start.at)} by the time limits{who}, on {place}"
 
 
 def _answer_rows(plan: Plan) -> list[tuple[str, str]]:
+    room = "has room now; jobs that wait may go first" if plan.queue.eligible else "starts now"
     return [
         *([("starts", when_text(plan))] if plan.start or plan.waits else []),
-        *(("instead", f"{words} starts now") for words in plan.instead),
+        *(("instead", f"{words} {room}") for words in plan.instead),
         *(("note", text) for text in plan.notes),
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cli.setup.host import find_slurm_conf
 from cli.site.sbatch_line import submission
-from cli.site.slurm_answer import Start
+from cli.site.slurm_answer import Queue, Start
 from gres.config.hostlist import expand
 from gres.config.levels import plan_card
 from gres.config.site import Config, NodeGroup
@@ -32,8 +32,10 @@ NCCL = (
 class Plan:
     """An accepted request in full; `nodes` are bracket lists of where its cards could be.
 
-    `start` is Slurm's answer, None where it was not asked; `waits` a limit that others of the user
-    fill. `instead`: requests that were tried and start now.
+    `start` is Slurm's answer, None where it was not asked; `now` whether it starts at once, None
+    where that is not known, as where others wait and for the `parts` of a job, which start only
+    together. `waits`: a limit that others of the user fill. `instead`: requests that were tried,
+    for which there is room now.
     """
 
     decision: Decision
@@ -44,6 +46,9 @@ class Plan:
     class_note: str = ""
     releases: tuple[tuple[str, str], ...] = ()  # idle_release and online_delay of these nodes
     start: Start | None = None
+    now: bool | None = None
+    queue: Queue = Queue(0, 0)  # noqa: RUF009  (frozen)
+    parts: bool = False
     card: int | None = None
     behind: str = ""
     waits: str = ""
@@ -84,7 +89,7 @@ class Plan:
         if self.start is None:
             return None
         return {
-            "now": self.start.now() and not self.waits,
+            "now": False if self.waits else self.now,
             "at": datetime.fromtimestamp(self.start.at).astimezone().isoformat(),
             "nodes": list(self.start.nodes),
             "card": self.card,

@@ -130,14 +130,25 @@ def _long(word: str, rest: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
     return [(name, rest[0])], 1
 
 
+def _is_sbatch(word: str) -> bool:
+    """Whether the first word is sbatch itself, perhaps with its path. Raises LineError."""
+    name = word.rpartition("/")[2]
+    if word in ("srun", "salloc") or (word.startswith("/") and name in ("srun", "salloc")):
+        raise LineError(
+            f"{shown(word)}: plan knows only sbatch's commands; write qgpu plan sbatch and the same"
+            " options"
+        )
+    return word == "sbatch" or (word.startswith("/") and name == "sbatch")
+
+
 def read_line(given: Sequence[str]) -> Line:
     """Split words as sbatch's getopt does: options end at the first other word. Raises LineError.
 
-    The word `sbatch` may be in front. A `:` between the parts of a heterogeneous job is no script.
+    The word `sbatch` may be in front of its options, also behind those of plan. A `:` between the
+    parts of a heterogeneous job is no script.
     """
     words = list(given)
-    if words[:1] == ["sbatch"]:
-        del words[0]
+    command = False
     kept: list[str] = []
     options: list[tuple[str, str]] = []
     own: dict[str, str] = {}
@@ -148,6 +159,9 @@ def read_line(given: Sequence[str]) -> Line:
             kept.append(word)
             options.append((":", ""))
             at += 1
+            continue
+        if not (kept or command) and _is_sbatch(word):
+            command, at = True, at + 1
             continue
         if word == "--" or not word.startswith("-") or word == "-":
             break

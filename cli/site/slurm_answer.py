@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cli.setup.host import find_slurm_conf
 from gres.config.hostlist import expand
@@ -24,6 +24,11 @@ from gres.config.sentences import shown
 
 TIMEOUT_S = 60.0  # as long as a client of Slurm waits for a busy slurmctld, and some
 NOW_S = 5  # seconds by which the clocks of two hosts of a cluster may differ
+AGAIN_S = 2.0  # between two questions: the start is in whole seconds, so that one of these is seen
+# Reasons of squeue with which a job is in nobody's way, because it may not start yet.
+NOT_ELIGIBLE = frozenset(
+    ["BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin"]
+)
 _START = re.compile(
     r"Job \d+ to start at (?P<at>\d+)(?: a)? using (?P<cpus>\d+) processors on"
     r" (?:nodes )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
@@ -36,32 +41,35 @@ _UNAVAILABLE = "Requested node configuration is not available"
 
 @dataclass(frozen=True)
 class Start:
-    """When and where Slurm would start the job: seconds since 1970, nodes, CPUs."""
+    """When and where Slurm would start the job: seconds since 1970, nodes, CPUs.
+
+    `free`: whether these nodes have now what it asks for; None where that is not known.
+    """
 
     at: int
     nodes: tuple[str, ...]
     cpus: int
     partition: str | None
-
-    def now(self) -> bool:
-        """Whether it starts at once."""
-        return self.at <= time.time() + NOW_S
+    free: bool | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
     """sbatch's answer: `refused` is the sentence, empty if it takes the job. `told`: what qgpu's
-    job_submit would book, one for each part of a heterogeneous job.
+    job_submit would book, one for each part of a heterogeneous job. `words` were asked at `began`
+    (time.monotonic()).
     """
 
     refused: str = ""
     start: Start | None = None
     told: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    began: float = 0.0
 
-    def start_now(self) -> bool:
-        """Whether sbatch takes it and it starts at once."""
-        return not self.refused and self.start is not None and self.start.now()
+    def free(self) -> bool:
+        """Whether sbatch takes it and nodes have now what it asks for."""
+        return not self.refused and self.start is not None and self.start.free is True
 
 
 def program(name: str, *words: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -107,8 +115,9 @@ def read_answer(status: int, said: str) -> Answer:
     if start is None:
         return Answer(told=found, notes=tuple(notes))
     nodes = tuple(expand(start["nodes"]))
+    free = True if int(start["at"]) <= time.time() + NOW_S else None
     return Answer(
-        start=Start(int(start["at"]), nodes, int(start["cpus"]), start["partition"]),
+        start=Start(int(start["at"]), nodes, int(start["cpus"]), start["partition"], free),
         told=found,
         notes=tuple(notes),
     )
@@ -122,6 +131,7 @@ def _own_note(line: str) -> str:
 def ask(words: Sequence[str]) -> Answer | None:
     """sbatch's answer to a command; None where no slurmctld answers. Nothing is submitted."""
     env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "QGPU_PLAN": "1"}
+    began = time.monotonic()
     try:
         done = subprocess.run(
             ["sbatch", "--test-only", *words], env=env, capture_output=True, timeout=TIMEOUT_S,
@@ -131,7 +141,32 @@ def ask(words: Sequence[str]) -> Answer | None:
         return None
     if done.returncode != 0 and "UP" not in (program("scontrol", "ping") or ""):
         return None
-    return read_answer(done.returncode, done.stderr + done.stdout)
+    answer = read_answer(done.returncode, done.stderr + done.stdout)
+    return replace(answer, words=tuple(words), began=began)
+
+
+def asked_again(first: Answer) -> Answer:
+    """`first`, or where its start is late a second answer, which says whether the nodes are free.
+
+    Slurm adds to the start a time for each job that waits in the partition, also for one that only
+    waits for its own begin, and says nothing of it (_delayed_job_start_time in slurmctld).
+    So a late start may be that of free nodes. It then moves with the clock, because it is now and
+    that time; the end of a running job stays where it is.
+    """
+    if first.refused or first.start is None or first.start.free:
+        return first
+    time.sleep(max(0.0, first.began + AGAIN_S - time.monotonic()))
+    again = ask(first.words)
+    if again is None or again.start is None:
+        return first
+    if again.start.free:
+        return replace(again, notes=first.notes)
+    moved, passed = again.start.at - first.start.at, time.monotonic() - first.began
+    free = True if 0 < moved <= passed + 1 else None
+    if free and overdue(again.start):
+        free = None  # because Slurm guesses the end of such a job anew each second
+    start = replace(again.start, free=free if moved else False)
+    return replace(again, start=start, notes=first.notes)
 
 
 def no_nodes(answer: Answer) -> bool:
@@ -173,7 +208,8 @@ def explain(refused: str, gres: str) -> str:
     less = f"; out of service are {down}" if down else ""
     return (
         f"{_UNAVAILABLE}: no set of nodes in service has these nodes, CPUs, memory, features and"
-        f" cards together{less}. Ask for less of -N, -c, -n or --mem (sinfo -Nel lists the nodes)"
+        f" cards together{less}. Ask for less of --gres, -N, -c, -n or --mem"
+        " (sinfo -Nel lists the nodes)"
     )
 
 
@@ -272,21 +308,54 @@ def limit_of(qos: str | None, wants: Mapping[str, int]) -> Limit | None:
 # ---- when, behind whom, on which card ------------------------------------------------------------
 
 
+def _ends(start: Start) -> list[tuple[int, str]]:
+    """The time limits and ids of the jobs that run on those nodes."""
+    text = (
+        program("squeue", "-ah", "-t", "R,S,CG", "-w", ",".join(start.nodes), "-o", "%e|%i") or ""
+    )
+    rows = [row.partition("|") for row in text.splitlines()]
+    return [(int(end), job) for end, _, job in rows if end.isdigit()]
+
+
+def overdue(start: Start) -> bool:
+    """Whether a job on those nodes is past its time limit."""
+    return any(end <= time.time() for end, _ in _ends(start))
+
+
 def behind(start: Start) -> str:
-    """The running job on those nodes whose time limit ends as the new one may start."""
-    nodes = ",".join(start.nodes)
-    text = program("squeue", "-h", "-t", "R", "-w", nodes, "-o", "%i|%e") or ""
-    ends = [row.split("|") for row in text.splitlines() if row.count("|") == 1]
-    found = [(int(end), job) for job, end in ends if end.isdigit() and int(end) <= start.at + NOW_S]
-    return max(found)[1] if found else ""
+    """The job that is certainly in the way: the only one on those nodes that ends by then."""
+    found = [each for each in _ends(start) if each[0] <= start.at + NOW_S]
+    return found[0][1] if len(found) == 1 and found[0][0] >= start.at - NOW_S else ""
 
 
-def waiting(start: Start) -> str:
-    """That others wait in the partition, of which --test-only knows nothing; empty if none do."""
-    part = ("-p", start.partition) if start.partition else ()
-    text = program("squeue", "-h", "-t", "PD", *part, "-o", "%r") or ""
-    count = sum(reason in ("Resources", "Priority") for reason in text.splitlines())
-    return f"{count} job(s) wait here already: those of a higher priority go first" if count else ""
+@dataclass(frozen=True)
+class Queue:
+    """How many jobs wait for the nodes of a partition, and how many of them could start."""
+
+    waiting: int
+    eligible: int
+
+    def sentence(self) -> str:
+        """For a note; empty if no job wants a start."""
+        more = "those of a higher priority go first"
+        return f"{self.eligible} job(s) wait here already: {more}" if self.eligible else ""
+
+
+def _sharing(partition: str) -> str:
+    """The partitions that have nodes of this one, with itself, by commas."""
+    rows = (program("sinfo", "-ah", "-o", "%R|%N") or "").splitlines()
+    nodes: dict[str, set[str]] = {partition: set()}
+    for row in rows:
+        name, _, names = row.partition("|")
+        nodes.setdefault(name, set()).update(expand(names) if names else ())
+    return ",".join(name for name in nodes if name == partition or nodes[name] & nodes[partition])
+
+
+def queue(partition: str | None) -> Queue:
+    """The jobs that wait in the partition, or in another that has nodes of it."""
+    part = ("-p", _sharing(partition)) if partition else ()
+    reasons = (program("squeue", "-ah", "-t", "PD", *part, "-o", "%r") or "").splitlines()
+    return Queue(len(reasons), sum(reason not in NOT_ELIGIBLE for reason in reasons))
 
 
 @dataclass(frozen=True)

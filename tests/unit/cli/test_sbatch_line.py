@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from cli.site import slurm_answer
-from cli.site.neighbours import memories, shares
+from cli.site.neighbours import memories, neighbours, shares
 from cli.site.plan import plan
+from cli.site.plan_slurm import _now
 from cli.site.sbatch_line import LineError, asked, read_line, script_options, submission
+from cli.site.slurm_answer import Answer, Queue, Start
+from gres.config.site import load_config
+from gres.grant.tag import Tag
 
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "configs" / "examples" / "qgpu.yaml")
 
@@ -21,6 +28,9 @@ EXAMPLE = str(Path(__file__).resolve().parents[3] / "configs" / "examples" / "qg
     [
         (["-p", "gpu", "-qonline", "-Hn2", "job.sh", "-n9"], "job.sh", {"ntasks": "2"}),
         (["sbatch", "--part", "gpu", "--gres", "qgpu:30", "a"], "a", {"partition": "gpu"}),
+        (["--json", "/usr/bin/sbatch", "-n2", "a"], "a", {"ntasks": "2"}),
+        (["-n2", "sbatch"], "sbatch", {"ntasks": "2"}),
+        (["sbatch", "sbatch"], "sbatch", {}),
         (["--exclusive", "job.sh"], "job.sh", {"exclusive": ""}),
         (["--nice", "--wrap=sleep 1"], None, {"wrap": "sleep 1"}),
         (["-Jx", "-o", "%j", "--new-option=1", "--json", "j"], "j", {"job-name": "x"}),
@@ -43,9 +53,16 @@ def test_sbatch_gets_the_same_words_without_those_of_plan() -> None:
     assert read_line(["-n1"]).command() == ["-n1", "--wrap=true"]
 
 
-@pytest.mark.parametrize("words", [["-p"], ["--gres"], ["--config"]])
-def test_a_missing_value_is_a_sentence(words: list[str]) -> None:
-    with pytest.raises(LineError, match="has no value behind it"):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        *(([word], "has no value behind it") for word in ("-p", "--gres", "--config")),
+        (["--json", "srun", "-n1", "a"], "write qgpu plan sbatch"),
+        (["/usr/bin/salloc"], "only sbatch's commands"),
+    ],
+)
+def test_words_that_are_no_command_of_sbatch_are_a_sentence(words: list[str], says: str) -> None:
+    with pytest.raises(LineError, match=says):
         read_line(words)
 
 
@@ -100,7 +117,8 @@ sbatch: Job 2 to start at 1795958463 a using 4 processors on nodes n[1-2],m in p
 
 def test_the_answer_of_test_only_is_read() -> None:
     found = slurm_answer.read_answer(0, SAID)
-    assert found.start == slurm_answer.Start(1795958463, ("n1", "n2", "m"), 4, "gpu")
+    assert found.start
+    assert replace(found.start, free=None) == Start(1795958463, ("n1", "n2", "m"), 4, "gpu")
     assert found.told[0]["gres"] == "qgpu:offline:30,shard:30,vram:23961M"
     assert found.notes == ("memory of this job may be taken back",)
     parts = slurm_answer.read_answer(
@@ -200,3 +218,67 @@ def test_neighbours_change_only_what_they_name() -> None:
         "--gres=qgpu:40,vram:30G",
         "--gres=qgpu:40,vram:20G",
     ]
+
+
+@pytest.mark.parametrize(
+    ("moved", "ends", "free"),
+    [(2, "", True), (2, "9999999999|7\n", True), (0, "", False), (-3598, "", None),
+     (2, "12|7\n", None)],
+)  # fmt: skip
+def test_a_late_start_is_of_free_nodes_if_it_moves_with_the_clock(
+    monkeypatch: pytest.MonkeyPatch, moved: int, ends: str, free: bool | None
+) -> None:
+    """Not if it does so because a job is past its time limit, or because the queue changed."""
+    late = Start(int(time.time()) + 1800, ("n1",), 1, "gpu")
+    again = Answer(start=replace(late, at=late.at + moved))
+    monkeypatch.setattr(slurm_answer, "ask", lambda words: again)
+    monkeypatch.setattr(slurm_answer, "program", lambda *words: ends)
+    found = slurm_answer.asked_again(Answer(start=late, began=time.monotonic() - 2))
+    assert found.start and found.start.free is free
+
+
+@pytest.mark.parametrize(
+    ("free", "late", "queue", "now"),
+    [(True, 0, Queue(0, 0), True), (True, 60, Queue(1, 0), True), (True, 60, Queue(1, 1), None),
+     (True, 0, Queue(2, 1), None), (True, 60, Queue(0, 0), None), (None, 60, Queue(1, 0), None),
+     (False, 60, Queue(1, 1), False)],
+)  # fmt: skip
+def test_now_is_said_only_where_it_is_known(
+    free: bool | None, late: int, queue: Queue, now: bool | None
+) -> None:
+    assert _now(Start(int(time.time()) + late, ("n1",), 1, "gpu", free), queue) is now
+
+
+@pytest.mark.parametrize(
+    ("ends", "behind"),
+    [("100|7", "7"), ("100|7\n900|8", "7"), ("100|7\n40|8", ""), ("40|7", ""), ("", "")],
+)
+def test_only_a_job_that_is_certainly_in_the_way_is_named(
+    monkeypatch: pytest.MonkeyPatch, ends: str, behind: str
+) -> None:
+    monkeypatch.setattr(slurm_answer, "program", lambda *words: ends)
+    assert slurm_answer.behind(Start(100, ("n1", "n2"), 1, "gpu")) == behind
+
+
+def test_jobs_that_could_start_are_counted_where_partitions_share_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program(name: str, *words: str) -> str:
+        if name == "sinfo":
+            return "gpu|n[1-2]\nall|n[2-9]\ncpu|m1\n"
+        assert words[words.index("-p") + 1] == "gpu,all"
+        return "BeginTime\nPriority\nNone\nJobHeldUser\n"
+
+    monkeypatch.setattr(slurm_answer, "program", program)
+    assert slurm_answer.queue("gpu") == Queue(4, 2)
+
+
+def test_each_kind_of_request_has_neighbours() -> None:
+    tag = Tag("offline", 60, 40 << 10, 2)
+    kinds = partial(neighbours, tag=tag, config=load_config(Path(EXAMPLE)))
+    found = kinds({"gres": "qgpu:60", "qgpu-cards": "2"})
+    assert [kind[0] for kind in found] == [
+        "--gres=qgpu:45", "--gres=qgpu:60,vram:30G", "--qos=online",
+    ]  # fmt: skip
+    found = kinds({"gres": "qgpu:60", "vram": "40G"})
+    assert [kind[0] for kind in found] == ["--gres=qgpu:45", "--qos=online"]
