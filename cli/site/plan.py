@@ -85,7 +85,7 @@ def plan(ctx: click.Context, words: tuple[str, ...]) -> None:
     only qgpu's own rules are asked, so that a configuration can be tried before it is used.
 
     Exits 0 if sbatch takes the job. Exits 1 with the sentence if sbatch refuses it, or takes it and
-    it can never start.
+    it can never start; 2 with a sentence where that is not known.
     """
     try:
         line = read_line(words)
@@ -102,8 +102,10 @@ def plan(ctx: click.Context, words: tuple[str, ...]) -> None:
         plans = plans_of(line, config)
     except LineError as error:
         raise click.UsageError(str(error)) from None
-    except LuaMissingError as error:
-        raise click.ClickException(str(error)) from None
+    except (LuaMissingError, slurm_answer.NoAnswerError) as error:
+        unknown = click.ClickException(str(error))
+        unknown.exit_code = 2
+        raise unknown from None
     except RefusedError as error:
         if as_json:
             click.echo(json.dumps({"accepted": False, "rule": error.rule, "message": str(error)}))

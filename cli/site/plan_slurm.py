@@ -11,7 +11,7 @@ from dataclasses import replace
 from cli.site import slurm_answer
 from cli.site.neighbours import neighbours
 from cli.site.planned import Plan, RefusedError, by_rules, plan_of, ranks
-from cli.site.sbatch_line import Line, LineError, asked
+from cli.site.sbatch_line import Line, LineError, asked, special
 from cli.site.slurm_answer import NOW_S, Answer, Queue, Start
 from gres.config.hostlist import expand
 from gres.config.site import Config
@@ -171,10 +171,14 @@ def _timed(
 
 
 def by_slurm(line: Line, config: Config) -> list[Plan] | None:
-    """The plans of the job's parts as Slurm answers; None if it does not. Raises RefusedError."""
+    """The plans of the job's parts as Slurm answers; None if it does not. Raises RefusedError,
+    NoAnswerError, and LineError for a script that sbatch would wait for.
+    """
     try:
         found = asked(line, os.environ)
     except LineError:  # sbatch finds its script and reads it by rules of its own
+        if line.script is not None and special(line.script):
+            raise
         found = dict(line.options)
     answer = _answer(line, found)
     if answer is None:

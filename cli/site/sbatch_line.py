@@ -179,16 +179,23 @@ def read_line(given: Sequence[str]) -> Line:
     return Line((*kept, *words[at:]), len(kept), script_at, tuple(options), own)
 
 
+def special(path: str) -> bool:
+    """Whether it is there, and is no file: reading it may never end."""
+    try:
+        return not stat.S_ISREG(Path(path).stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def script_options(path: str) -> Iterator[tuple[str, str]]:
     """The options of a script's #SBATCH lines, up to its first command. Raises LineError.
 
     Nothing of the script is run. Lines behind `hetjob` belong to another part.
     """
+    if special(path):
+        raise LineError(f"{shown(path)} is no file; name the batch script")
     try:
-        file = Path(path)
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise LineError(f"{shown(path)} is no file; name the batch script")
-        with file.open("rb") as opened:
+        with Path(path).open("rb") as opened:
             body = opened.read(MAX_SCRIPT + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -72,6 +72,10 @@ class Answer:
         return not self.refused and self.start is not None and self.start.free is True
 
 
+class NoAnswerError(RuntimeError):
+    """sbatch neither takes the job nor refuses it."""
+
+
 def program(name: str, *words: str, environ: Mapping[str, str] | None = None) -> str | None:
     """What a program of Slurm prints; None if it fails."""
     env = {**(environ or os.environ), "SLURM_TIME_FORMAT": "%s"}
@@ -83,6 +87,11 @@ def program(name: str, *words: str, environ: Mapping[str, str] | None = None) ->
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def lines_of(name: str, *words: str) -> list[str]:
+    """The lines of what a program of Slurm prints, but for empty ones; none if it fails."""
+    return [line for line in (program(name, *words) or "").split("\n") if line.strip()]
 
 
 def reachable() -> bool:
@@ -101,7 +110,7 @@ def _sentence(lines: Sequence[str]) -> str:
 
 def read_answer(status: int, said: str) -> Answer:
     """The answer in what `sbatch --test-only` printed."""
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in said.split("\n") if line.strip()]
     told: dict[str, dict[str, str]] = {}
     for line in lines:
         if match := _TOLD.search(line):
@@ -129,7 +138,9 @@ def _own_note(line: str) -> str:
 
 
 def ask(words: Sequence[str]) -> Answer | None:
-    """sbatch's answer to a command; None where no slurmctld answers. Nothing is submitted."""
+    """sbatch's answer to a command; None where no slurmctld answers. Nothing is submitted. Raises
+    NoAnswerError.
+    """
     env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "QGPU_PLAN": "1"}
     began = time.monotonic()
     try:
@@ -137,8 +148,13 @@ def ask(words: Sequence[str]) -> Answer | None:
             ["sbatch", "--test-only", *words], env=env, capture_output=True, timeout=TIMEOUT_S,
             check=False, stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace",
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(
+            f"sbatch --test-only did not end within {TIMEOUT_S:g} s: slurmctld is busy, SLURM_CONF is"
+            " wrong, or a file that an option names is a pipe; try the same words with sbatch"
+        ) from None
     if done.returncode != 0 and "UP" not in (program("scontrol", "ping") or ""):
         return None
     answer = read_answer(done.returncode, done.stderr + done.stdout)
@@ -179,8 +195,8 @@ def no_nodes(answer: Answer) -> bool:
 
 def out_of_service() -> str:
     """Nodes that take no jobs, with Slurm's reason for the first; empty if all do."""
-    rows = (program("sinfo", "-hN", "-t", "drain,down,fail", "-o", "%N %E") or "").splitlines()
-    names = sorted({row.split()[0] for row in rows if row.strip()})
+    rows = lines_of("sinfo", "-hN", "-t", "drain,down,fail", "-o", "%N %E")
+    names = sorted({row.split()[0] for row in rows})
     reason = rows[0].partition(" ")[2] if rows else ""
     return f"{','.join(names)} ({reason})" if names else ""
 
@@ -310,10 +326,9 @@ def limit_of(qos: str | None, wants: Mapping[str, int]) -> Limit | None:
 
 def _ends(start: Start) -> list[tuple[int, str]]:
     """The time limits and ids of the jobs that run on those nodes."""
-    text = (
-        program("squeue", "-ah", "-t", "R,S,CG", "-w", ",".join(start.nodes), "-o", "%e|%i") or ""
-    )
-    rows = [row.partition("|") for row in text.splitlines()]
+    where = ",".join(start.nodes)
+    told = lines_of("squeue", "-ah", "-t", "R,S,CG", "-w", where, "-o", "%e|%i")
+    rows = [row.partition("|") for row in told]
     return [(int(end), job) for end, _, job in rows if end.isdigit()]
 
 
@@ -343,9 +358,8 @@ class Queue:
 
 def _sharing(partition: str) -> str:
     """The partitions that have nodes of this one, with itself, by commas."""
-    rows = (program("sinfo", "-ah", "-o", "%R|%N") or "").splitlines()
     nodes: dict[str, set[str]] = {partition: set()}
-    for row in rows:
+    for row in lines_of("sinfo", "-ah", "-o", "%R|%N"):
         name, _, names = row.partition("|")
         nodes.setdefault(name, set()).update(expand(names) if names else ())
     return ",".join(name for name in nodes if name == partition or nodes[name] & nodes[partition])
@@ -354,7 +368,7 @@ def _sharing(partition: str) -> str:
 def queue(partition: str | None) -> Queue:
     """The jobs that wait in the partition, or in another that has nodes of it."""
     part = ("-p", _sharing(partition)) if partition else ()
-    reasons = (program("squeue", "-ah", "-t", "PD", *part, "-o", "%r") or "").splitlines()
+    reasons = lines_of("squeue", "-ah", "-t", "PD", *part, "-o", "%r")
     return Queue(len(reasons), sum(reason not in NOT_ELIGIBLE for reason in reasons))
 
 

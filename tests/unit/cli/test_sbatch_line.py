@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -97,6 +98,23 @@ def test_a_script_that_sbatch_would_not_take(tmp_path: Path, body: bytes | None,
     found = CliRunner().invoke(plan, ["--config", EXAMPLE, "-n1", str(script)])
     assert (found.exit_code, says in found.output) == (2, True), found.output
     assert "is no file" in CliRunner().invoke(plan, ["--config", EXAMPLE, str(tmp_path)]).output
+
+
+def test_an_sbatch_that_does_not_end_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    (tmp_path / "slurm.conf").touch()
+    os.mkfifo(pipe := tmp_path / "job.sh")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setenv("QGPU_CONFIG", EXAMPLE)
+    monkeypatch.setattr(slurm_answer, "TIMEOUT_S", 0.1)
+    found = CliRunner().invoke(plan, ["--gres=qgpu:30", "--wrap=true"])
+    assert (found.exit_code, "did not end within 0.1 s" in found.output) == (2, True), found.output
+    found = CliRunner().invoke(plan, ["--gres=qgpu:30", str(pipe)])
+    assert (found.exit_code, "job.sh is no file" in found.output) == (2, True), found.output
 
 
 def test_without_slurm_the_output_says_that_only_our_rules_were_asked() -> None:
