@@ -211,6 +211,16 @@ RUNNING: Breakages = {
         "slurm.conf",
         "overrides --exclusive",
     ),
+    "a partition and its DEFAULT give whole nodes away": (
+        lambda s: s.edit(
+            "etc/slurm.conf",
+            "PartitionName=gpu",
+            "PartitionName=DEFAULT Shared=EXCLUSIVE\n"
+            'PartitionName=gpu ExclusiveUser=YES TRESBillingWeights="CPU=1, GRES/gpu=1"',
+        ),
+        "slurm.conf",
+        "so shares are refused there",
+    ),
     "job_submit.lua forgets changes of jobs": (
         lambda s: s.edit("etc/qgpu/job_submit.lua", "qgpu.modify", "qgpu_modify"),
         "job_submit",
