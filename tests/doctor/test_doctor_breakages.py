@@ -179,6 +179,9 @@ def test_a_slurm_conf_that_slurm_cannot_read_is_no_reason_for_a_restart(site: Si
         "slurmd: fatal: Unable to process configuration file\n"
     )
     site.answer("slurmd", "-G", code=1, err=said)
-    found = failed(site.checks())["gres counts"]
+    site.answer("scontrol", "ping", code=1, err=said.replace("slurmd", "scontrol"))
+    checks = failed(site.checks())
+    assert checks["slurmctld"].todo == f"correct {site.etc}/slurm.conf"
+    found = checks["gres counts"]
     assert f"cannot read {site.etc}/slurm.conf: " in found.text and "key: Bogus" in found.text
     assert "restart" not in found.todo and f"slurmd -G -f {site.etc}/slurm.conf" in found.todo

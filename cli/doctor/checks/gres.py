@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from cli.doctor.checks import site
+from cli.doctor.checks.daemons import UNREADABLE
 from cli.doctor.known import Known
 from cli.doctor.result import RESTART_ALL, Check
 from gres.config.hostlist import expand
@@ -15,8 +16,6 @@ from slurm_plugin.render import GresGroup, gres_groups
 
 # slurmd's last line if it cannot move itself to a cgroup; its faults of gres.conf end otherwise
 NO_CGROUP = "slurmd initialization failed"
-# the last line of each program of Slurm's that cannot read slurm.conf; the first names the fault
-UNREADABLE = "Unable to process configuration file"
 SILENT = ((24, 11, 0), (24, 11, 3))  # releases whose slurmd -G prints nothing
 # what to do where the files are right, so slurmd has other ones
 TAKEN = f"Slurm's files have it: {RESTART_ALL}; slurmd's log says what it does not take"
