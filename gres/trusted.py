@@ -17,6 +17,7 @@ from gres.mounttable import mount_of, number_of
 
 MAX_LINKS = 16  # symbolic links on one path, against loops
 _LINK = "is a link"
+_LOOP = "is a loop of links"
 
 
 class UntrustedError(RuntimeError):
@@ -36,8 +37,10 @@ class Doubt:
 
     @property
     def todo(self) -> str:
-        """The command that repairs it."""
+        """What repairs it: a command, but for a loop of links."""
         path = shlex.quote(self.path)
+        if self.why == _LOOP:
+            return f"remove {path}, and put the file in its place"
         if self.mounted:
             return f"umount {path}"
         if self.why.startswith(_LINK):
@@ -76,8 +79,10 @@ def distrust(path: str | Path, owners: Iterable[int] = (0,)) -> Doubt | None:
             os.close(fd)
         if target is not None:
             links += 1
-            if links > MAX_LINKS or info.st_uid not in trusted:
+            if info.st_uid not in trusted:
                 return Doubt(str(step), f"{_LINK} of uid {info.st_uid}")
+            if links > MAX_LINKS:
+                return Doubt(str(step), _LOOP)
             todo = [part for part in target.split("/") if part] + todo
             here = Path("/") if target.startswith("/") else here
             continue

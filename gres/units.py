@@ -20,6 +20,7 @@ _SIZE = re.compile(r"([0-9]+)([A-Za-z]*)")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|min|h|d)")
 _DURATION_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _DURATION_NS["d"] = 24 * _DURATION_NS["h"]
+_LONGEST_NS = 36500 * _DURATION_NS["d"]  # 100 years: what is far longer is no date to the C library
 
 
 class UnitError(ValueError):
@@ -116,7 +117,10 @@ def parse_duration(value: object) -> Duration:
             f"'{shown(value)}' is not a duration; write a number with ns, us, ms, s, min, h or d,"
             " for example 100ms"
         )
-    return Duration(int(Fraction(match[1]) * _DURATION_NS[match[2]]))
+    found = Duration(int(Fraction(match[1]) * _DURATION_NS[match[2]]))
+    if found.ns > _LONGEST_NS:
+        raise UnitError(f"'{shown(value)}' is longer than 100 years; write less, for example 30d")
+    return found
 
 
 def format_mib(mib: int) -> str:

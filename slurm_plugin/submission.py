@@ -46,6 +46,16 @@ _TEXTS = (
 )
 
 
+def syntax_error(text: str) -> tuple[int, str]:
+    """The line in which Lua does not compile a script, and why; 0 if it does."""
+    try:
+        LuaRuntime(register_eval=False).compile(text)
+    except LuaError as error:
+        line, _, why = str(error).rpartition("]:")[2].partition(": ")
+        return int(line), why
+    return 0, ""
+
+
 class RequestError(ValueError):
     """A refusal: `key` names the rule, the text is the sentence for the user."""
 

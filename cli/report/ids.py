@@ -26,6 +26,8 @@ def parse(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
     for word in (word for argument in arguments for word in _COMMA.split(argument)):
         found[word] = _jobs(word, MAX_JOBS - count)
         count += len(found[word])
+        if count > MAX_JOBS:
+            raise _too_many(word)
     return found
 
 
@@ -36,6 +38,8 @@ def _jobs(word: str, room: int) -> tuple[str, ...]:
     if match is None:
         raise ValueError(f"'{word}' is not a job id; {HELP}")
     job = str(int(match["job"]))
+    if job == "0":  # to sacct all jobs
+        raise ValueError(f"'{word}' is not a job id, because Slurm counts from 1; {HELP}")
     if match["last"]:
         return tuple(map(str, _range(word, job, match["last"], 1, room)))
     if match["tasks"]:
@@ -60,11 +64,15 @@ def _range(word: str, first: str, last: str, step: int, room: int) -> range:
     if not found:
         raise ValueError(f"'{word}' ends before it begins; write {last}-{first}")
     if len(found) > room:
-        raise ValueError(
-            f"'{word}' names more jobs than one report takes, which are {MAX_JOBS}; ask for a time"
-            " instead, for example --since 7d"
-        )
+        raise _too_many(word)
     return found
+
+
+def _too_many(word: str) -> ValueError:
+    return ValueError(
+        f"'{word}' names more jobs than one report takes, which are {MAX_JOBS}; ask for a time"
+        " instead, for example --since 7d"
+    )
 
 
 def steps(words: Iterable[str]) -> list[str]:

@@ -115,8 +115,10 @@ def start_holder(layout: Layout, cgroup: str, slot: socket.socket) -> int:
 
 def enter(pid: int, cwd: Path | str = "/", user: str | None = None) -> list[str]:
     """The words to put before a command so that it runs in the namespace of pid, as that user or as
-    root.
+    root. `cwd`: the root directory stands in for one that is not inside.
     """
+    if not Path(f"/proc/{pid}/root{cwd}").is_dir():
+        cwd = "/"
     words = ["nsenter", f"--mount=/proc/{pid}/ns/mnt", f"--wdns={cwd}", "--"]
     if user is not None:
         words += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]

@@ -33,6 +33,9 @@ def fault_sentence(error: Any, key: str, known: Sequence[str]) -> str:
         )
     if error["type"] == "missing":
         return f"{key}: this key is required"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        found = "nothing" if error["input"] is None else _SHORT.repr(error["input"])
+        return f"{key}: write its keys below it, indented, or leave {key} out (found {found})"
     text = str(error["msg"]).removeprefix("Value error, ")
     return (
         f"{key}: {text}"

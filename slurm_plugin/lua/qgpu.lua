@@ -138,7 +138,8 @@ local function percent_of(entry, word, model, t)
     end
     if percent > 100 and percent % 100 ~= 0 then
         local up = 100 * math.min(math.floor(percent / 100) + 1, most)
-        refuse(t, "share_multiple", entry.text, { up = up })
+        -- Where one card is all that can be had, both remedies were the same.
+        refuse(t, up > t.max_share and "share_multiple" or "share_high", entry.text, { up = up })
     end
     if percent > 100 * cards then
         refuse(t, "cards_many", entry.text, { cards = cards, top = 100 * most })

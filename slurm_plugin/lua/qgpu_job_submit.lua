@@ -36,7 +36,8 @@ local function load_tables(tables)
         found, name = dofile(tables), tables
     end
     if type(found) ~= "table" or found.schema ~= q.schema then
-        error("qgpu: " .. name .. " is of another version than qgpu.lua; run `qgpu setup` again", 0)
+        error("qgpu: " .. name .. " is of another version than qgpu.lua; run `qgpu setup"
+            .. " --role controller` again", 0)
     end
     return found
 end

@@ -3,7 +3,7 @@
 -- What `qgpu plan` is told of a submission: it calls `sbatch --test-only` with QGPU_PLAN=1, which
 -- our SPANK plugin puts into the job's SPANK environment. So slurmctld itself says what it would
 -- book, with this user's QOS and this partition's defaults, and nothing is guessed a second time.
--- Lines of the form "plan NAME=VALUE", which cli/plan/slurm.py reads.
+-- Lines of the form "plan NAME=VALUE", which cli/site/slurm_answer.py reads.
 local M = {}
 
 local NO_VAL, NO_VAL16 = 4294967294, 65534

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,6 +50,11 @@ class Source(Protocol):
         """Paths that match a shell pattern, sorted."""
 
 
+def quoted(text: str) -> str:
+    """A value as Slurm reads it: one with blanks, and an empty one, needs quotes."""
+    return text if re.fullmatch(r"\S+", text) else f'"{text}"'
+
+
 @dataclass(frozen=True)
 class Value:
     """A value with its place."""
@@ -75,6 +80,10 @@ class Value:
         """The members of a comma list, without blanks and empty ones."""
         return [item.strip() for item in self.value.split(",") if item.strip()]
 
+    def written(self, text: str | None = None) -> str:
+        """KEY=VALUE as Slurm reads it, with another value if one is given."""
+        return f"{self.key}{self.operator}={quoted(self.value if text is None else text)}"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -92,6 +101,21 @@ class Entry:
         """The text of a key of this line."""
         found = self.words.get(key.lower())
         return default if found is None else found.value
+
+    def written(self, changed: Mapping[str, tuple[str, str]]) -> str:
+        """The whole line, with other values. `changed`: key and value by the key in small letters;
+        those that the line lacks are put behind it.
+        """
+        words = [
+            value.written(changed[value.name][1] if value.name in changed else None)
+            for value in (self.head, *self.rest)
+        ]
+        more = [
+            f"{key}={quoted(text)}"
+            for name, (key, text) in changed.items()
+            if name not in self.words
+        ]
+        return " ".join([*words, *more])
 
 
 @dataclass(frozen=True)
@@ -225,6 +249,8 @@ def _read_file(reading: _Reading, path: str, above: tuple[str, ...]) -> bool:
             reading.fault(path, 0, wrong)
         return not above
     reading.files.append(path)
+    if not (above or text.strip(BLANKS)) and posixpath.basename(path) == "slurm.conf":
+        reading.fault(path, 0, "it is empty, and Slurm's daemons do not start")
     for line in logical_lines(text):
         reading.lines += 1
         if reading.lines > MAX_LINES:

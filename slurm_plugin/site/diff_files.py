@@ -4,14 +4,16 @@ ours. Pure, but for the Source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gres.config.site import Config
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.diff_settings import include
-from slurm_plugin.site.difference import Difference, removed, replaced, stale
+from slurm_plugin.site.difference import SYNTAX, Difference, removed, replaced, stale
 from slurm_plugin.site.found import Site
+from slurm_plugin.submission import syntax_error
 
 _FREE = "without it no job of a share starts"
 _OPTIONS = "without it sbatch, salloc and srun know no --vram and no --qgpu-cards here"
@@ -66,12 +68,18 @@ def _script(
     text = site.text(path)
     if text is None:
         yield stale(name, path, f"a link to {ours}", why)
-    elif any(word not in text for word in words):
-        missing = next(word for word in words if word not in text)
-        if text == site.text(ours):
-            yield stale(name, ours, f"the call {missing}", why)
-            return
-        has, needed = f"no {missing}", "a call of qgpu's module"
+        return
+    line, fault = syntax_error(text)
+    code = re.sub(r"--[^\n]*", "", text)
+    missing = next((word for word in words if word not in code), "")
+    if (line or missing) and text == site.text(ours):
+        needed = f"the call {missing}" if missing else f"text that Lua reads (line {line}: {fault})"
+        yield stale(name, ours, needed, why)
+    elif line:
+        has = f"Lua cannot read it: {fault}"
+        yield Difference(SYNTAX, path, line, has, "Lua", "replace", "", why, "")
+    elif missing:
+        has, needed = f"no {missing}", "functions that call qgpu's module"
         yield Difference(name, path, 0, has, needed, "add", lines, why, "")
 
 
@@ -85,7 +93,13 @@ def lua_differences(
             config,
             site,
             "job_submit.lua",
-            ("qgpu_job_submit.lua", ".submit(", ".modify("),
+            (
+                "qgpu_job_submit.lua",
+                ".submit(",
+                ".modify(",
+                "slurm_job_submit",
+                "slurm_job_modify",
+            ),
             f'local qgpu = dofile("{lua_dir}/qgpu_job_submit.lua")("{tables}"), then call'
             " qgpu.submit(job_desc, part_list, uid) in slurm_job_submit and"
             " qgpu.modify(job_desc, job_rec, part_list, uid) in slurm_job_modify, and return what"
@@ -108,8 +122,15 @@ def lua_differences(
         config,
         site,
         "cli_filter.lua",
-        ("qgpu_cli_filter.lua", ".pre_submit("),
+        (
+            "qgpu_cli_filter.lua",
+            ".pre_submit(",
+            "slurm_cli_setup_defaults",
+            "slurm_cli_pre_submit",
+            "slurm_cli_post_submit",
+        ),
         f'local qgpu = dofile("{lua_dir}/qgpu_cli_filter.lua"); qgpu.tables = "{tables}", then'
-        " return qgpu.pre_submit(options, offset) in slurm_cli_pre_submit",
+        " return qgpu.pre_submit(options, offset) in slurm_cli_pre_submit, beside"
+        " slurm_cli_setup_defaults and slurm_cli_post_submit, which Slurm wants too",
         "slurm.conf names it, so without it no sbatch and no srun works on this host",
     )

@@ -166,8 +166,7 @@ def _narrower(line: Entry, ours: set[str]) -> Difference:
 
 
 def _text(line: Entry, names: str | None = None) -> str:
-    words = [f"{value.key}={value.value}" for value in (line.head, *line.rest)]
-    return " ".join([f"NodeName={names}", *words[1:]] if names is not None else words)
+    return line.written({"nodename": ("NodeName", names)} if names is not None else {})
 
 
 def gres_differences(
@@ -211,8 +210,7 @@ def _detection(site: Site, nodes: list[str]) -> Iterator[Difference]:
             continue
         has = f"{value.key}={value.value}"
         if not site.includes("gres.conf"):
-            words = [f"{word.key}={word.value}" for word in (entry.head, *entry.rest)]
-            write = " ".join("AutoDetect=off" if word == has else word for word in words)
+            write = entry.written({"autodetect": (value.key, "off")})
             yield replaced(value, "AutoDetect", write, needed, why, "all", "warn")
         elif site.places.ours(value.file):
             yield Difference(

@@ -60,12 +60,6 @@ def _others(gres: str) -> list[str]:
     return [e for e in entries if e and e.split(":")[0].lower() not in (*OURS, "mps")]
 
 
-def _written(value: Value, text: str | None = None) -> str:
-    text = value.value if text is None else text
-    quoted = f'"{text}"' if re.search(r"\s", text) else text
-    return f"{value.key}{value.operator}={quoted}"
-
-
 def _without_shares(gres: str) -> list[str]:
     entries = [entry.strip() for entry in gres.split(",")]
     return [e for e in entries if e and e.split(":")[0].lower() not in SHARES]
@@ -73,7 +67,7 @@ def _without_shares(gres: str) -> list[str]:
 
 def _line(line: NodeLine, names: str, gres: str) -> str:
     """The NodeName line with another Gres=, other keys unchanged."""
-    rest = [_written(value) for value in line.entry.rest if value.name != "gres"]
+    rest = [value.written() for value in line.entry.rest if value.name != "gres"]
     whole = ",".join([gres, *_others(line.get("Gres"))])
     return " ".join([f"{line.entry.head.key}={names}", *rest, f"Gres={whole}"])
 
@@ -100,7 +94,7 @@ def _part(line: NodeLine, names: list[str], gres: str) -> str:
         if value.name == "gres":
             continue
         each = _of_each(line, value)
-        words.append(_written(value, fold(each[name] for name in names) if each else None))
+        words.append(value.written(fold(each[name] for name in names) if each else None))
     entries = [gres, *_others(line.get("Gres"))] if gres else _without_shares(line.get("Gres"))
     return " ".join([*words, *([f"Gres={','.join(entries)}"] if entries else [])])
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from gres.config.site import Config
 from gres.request.tables import tables_of
-from slurm_plugin.site.conf import Value
-from slurm_plugin.site.difference import Difference, removed, replaced
+from slurm_plugin.site.conf import Value, quoted
+from slurm_plugin.site.difference import Difference, Severity, removed, replaced
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.nodes import NodeLine, partitions
 
@@ -137,50 +137,62 @@ def _managed(config: Config, site: Site) -> Iterator[NodeLine]:
             yield part
 
 
-def _billing(config: Config, site: Site) -> Iterator[Difference]:
-    """Weights in which shares and whole cards are not one currency: both count as gres/qgpu."""
-    for part in _managed(config, site):
-        value = part.words.get("tresbillingweights")
-        items = {item.partition("=")[0].lower(): item for item in value.items} if value else {}
-        ours = [item for name, item in items.items() if name.startswith("gres/qgpu")]
-        theirs = [
-            item
-            for name, item in items.items()
-            if name.startswith(("gres/gpu", "gres/shard")) and item.rpartition("=")[2] != "0"
-        ]
-        if not value or not theirs:
-            continue
-        left = [item for item in items.values() if item not in theirs]
-        line = f'{value.key}="{",".join(left if ours else [*left, "GRES/qgpu=1"])}"'
+def _billing(part: NodeLine) -> tuple[str, str] | None:
+    """Weights that are one currency for shares and whole cards, since both count as gres/qgpu, and
+    why the present ones are not; None if they are.
+    """
+    value = part.words.get("tresbillingweights")
+    items = {item.partition("=")[0].lower(): item for item in value.items} if value else {}
+    ours = [item for name, item in items.items() if name.startswith("gres/qgpu")]
+    theirs = [
+        item
+        for name, item in items.items()
+        if name.startswith(("gres/gpu", "gres/shard")) and item.rpartition("=")[2] != "0"
+    ]
+    if not theirs:
+        return None
+    left = [item for item in items.values() if item not in theirs]
+    why = (
+        f"a whole card counts as gres/qgpu=100, so {theirs[0]} bills it twice"
+        if ours
+        else f"a share of a card costs nothing by {theirs[0]}; a whole card is gres/qgpu=100"
+    )
+    return ",".join(left if ours else [*left, "GRES/qgpu=1"]), why
+
+
+def _unfit(part: NodeLine) -> Iterator[tuple[Value, str, str, Severity]]:
+    """Words by which Slurm gives away whole nodes, shares nodes of --exclusive jobs, or bills
+    twice: each with the text that fits, and why.
+    """
+    value = part.words.get("oversubscribe") or part.words.get("shared")
+    word = value.value.upper().partition(":")[0] if value else ""
+    if value and word in ("FORCE", "EXCLUSIVE"):
         why = (
-            f"a whole card counts as gres/qgpu=100, so {theirs[0]} bills it twice"
-            if ours
-            else f"a share of a card costs nothing by {theirs[0]}; a whole card is gres/qgpu=100"
+            "it overrides --exclusive of a job"
+            if word == "FORCE"
+            else "every job gets all cards of a node, so shares are refused there"
         )
-        yield replaced(value, value.key, line, line, why, "reconfigure", "warn")
+        yield value, "NO", why, "fail"
+    for key, whom in (("exclusiveuser", "users"), ("exclusivetopo", "jobs")):
+        only = part.words.get(key)
+        if only and only.value.upper() == "YES":
+            yield only, "NO", f"a share keeps the whole node from all other {whom}", "warn"
+    if weights := _billing(part):
+        yield part.words["tresbillingweights"], *weights, "warn"
 
 
-def _shared(config: Config, site: Site) -> Iterator[Difference]:
-    """Partitions in which Slurm would give away whole nodes, or share nodes of --exclusive jobs."""
+def _partitions(config: Config, site: Site) -> Iterator[Difference]:
+    """Each fault of a managed partition's line, with the whole line as it is without any of them:
+    Slurm reads no word of it in a line of its own.
+    """
     for part in _managed(config, site):
-        value = part.words.get("oversubscribe") or part.words.get("shared")
-        word = value.value.upper().partition(":")[0] if value else ""
-        if value and word in ("FORCE", "EXCLUSIVE"):
-            why = (
-                "it overrides --exclusive of a job"
-                if word == "FORCE"
-                else "every job gets all cards of a node, so shares are refused there"
-            )
-            yield replaced(
-                value, value.key, f"{value.key}=NO", f"{value.key}=NO", why, "reconfigure"
-            )
-        for key, whom in (("ExclusiveUser", "users"), ("ExclusiveTopo", "jobs")):
-            only = part.words.get(key.lower())
-            if only and only.value.upper() == "YES":
-                why = f"a share keeps the whole node from all other {whom}"
-                yield replaced(
-                    only, only.key, f"{only.key}=NO", f"{key}=NO", why, "reconfigure", "warn"
-                )
+        unfit = list(_unfit(part))
+        line = part.entry.written({value.name: (value.key, text) for value, text, *_ in unfit})
+        for value, text, why, severity in unfit:
+            # The value may stand in a DEFAULT line, which is of other partitions too.
+            own = Value(value.key, value.value, part.entry.head.file, part.entry.head.line)
+            needed = f"{value.key}={quoted(text)}"
+            yield replaced(own, value.key, line, needed, why, "reconfigure", severity)
 
 
 def _specialized(site: Site) -> Iterator[Difference]:
@@ -228,6 +240,5 @@ def slurm_differences(
     yield from _preemption(site)
     yield from _accounting(site)
     yield from _slurmd(site)
-    yield from _shared(config, site)
-    yield from _billing(config, site)
+    yield from _partitions(config, site)
     yield from _specialized(site)

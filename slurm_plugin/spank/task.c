@@ -268,6 +268,7 @@ static void remove_options(spank_t sp)
      * them as options of their own. */
     static const char *const names[] = {"SLURM_SPANK_" QG_SPANK_MEM,
                                         "SLURM_SPANK_" QG_SPANK_CARDS,
+                                        "SLURM_SPANK_" QG_SPANK_PLAN,
                                         "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_vram",
                                         "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_cards",
                                         "_SLURM_SPANK_OPTION_qgpu_vram",

@@ -14,6 +14,7 @@ from site_support import SLURM_CONF, Site
 
 from cli.main import main
 from slurm_plugin.site.conf import parse
+from slurm_plugin.site.nodes import node_lines, partitions
 from slurm_plugin.site.sources import Disk
 
 # What Slurm says of itself that follows from its files once its daemons have read them.
@@ -122,9 +123,13 @@ class Admin:
     def edit(self, file: str, line: int, lines: list[str]) -> None:
         """Other lines in the place of one, which is written as it stands in the file."""
         path = Path(file)
+        before = _lines_of(path)
         have = path.read_text().splitlines()
         have[line - 1 : line] = lines
         path.write_text("".join(f"{each}\n" for each in have))
+        # Slurm ends at a word of such a line that stands alone, which our parser reads.
+        if lost := before - _lines_of(path):
+            raise StuckError(f"line {line} of {file} was {sorted(lost)}, and is now: {lines}")
 
     def version(self, match: re.Match[str]) -> None:
         """Slurm's version in qgpu.yaml."""
@@ -146,6 +151,13 @@ class Admin:
             shown = f"\n{key} " in site.host.answers[("scontrol", "show", "config")].out
             if shown and now.get(key) != self.healthy.get(key):
                 site.effective(key, now.get(key) or "(null)")
+
+
+def _lines_of(path: Path) -> set[str]:
+    """The nodes and partitions of a slurm.conf."""
+    conf = parse(str(path), Disk(), "24.11")
+    found = [*node_lines(conf)[0], *partitions(conf)] if path.name == "slurm.conf" else []
+    return {f"{line.entry.head.key}={name}" for line in found for name in line.names}
 
 
 def _keys(text: str, site: Site) -> dict[str, str]:

@@ -275,6 +275,21 @@ PLUGIN: Breakages = {
         "hooks",
         "does not call",
     ),
+    "prolog has the line ends of DOS": (
+        lambda s: s.edit("etc/qgpu/prolog", "\n", "\r\n"),
+        "hooks",
+        "has the line ends of DOS",
+    ),
+    "prolog's interpreter is missing": (
+        lambda s: s.edit("etc/qgpu/prolog", "#!/bin/sh", "#!/bin/nosh"),
+        "hooks",
+        "/bin/nosh, which is not there",
+    ),
+    "prolog ends before the call": (
+        lambda s: s.edit("etc/qgpu/prolog", "exec ", "if true; then\nexit 1\nfi\nexit 0\nexec "),
+        "hooks",
+        "does not call",
+    ),
     "prolog is missing": (lambda s: (s.etc / "qgpu/prolog").unlink(), "hooks", "cannot be read"),
     "epilog calls for prolog": (
         lambda s: s.edit("etc/qgpu/epilog", "qgpu-hook epilog", "qgpu-hook prolog"),

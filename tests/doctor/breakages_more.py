@@ -211,6 +211,34 @@ RUNNING: Breakages = {
         "slurm.conf",
         "overrides --exclusive",
     ),
+    "a partition and its DEFAULT give whole nodes away": (
+        lambda s: s.edit(
+            "etc/slurm.conf",
+            "PartitionName=gpu",
+            "PartitionName=DEFAULT Shared=EXCLUSIVE\n"
+            'PartitionName=gpu ExclusiveUser=YES TRESBillingWeights="CPU=1, GRES/gpu=1"',
+        ),
+        "slurm.conf",
+        "so shares are refused there",
+    ),
+    "job_submit.lua is no Lua": (
+        lambda s: s.edit("etc/qgpu/job_submit.lua", "function slurm_job_modify(", "function ("),
+        "job_submit",
+        "lacks",
+    ),
+    "job_submit.lua of the site is no Lua": (
+        both(
+            lambda s: (s.etc / "job_submit.lua").rename(s.etc / "old"),
+            lambda s: s.write("etc/job_submit.lua", (s.etc / "old").read_text() + "end end\n"),
+        ),
+        "job_submit",
+        "Lua cannot read it",
+    ),
+    "cli_filter.lua lacks a function": (
+        lambda s: s.edit("etc/qgpu/cli_filter.lua", "function slurm_cli_post", "function cli_post"),
+        "cli_filter",
+        "lacks",
+    ),
     "job_submit.lua forgets changes of jobs": (
         lambda s: s.edit("etc/qgpu/job_submit.lua", "qgpu.modify", "qgpu_modify"),
         "job_submit",

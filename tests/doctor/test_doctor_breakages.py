@@ -171,3 +171,17 @@ def test_grant_without_a_step_is_no_fault_unless_slurmctld_says_so(site, code, s
     site.answer("squeue", code=code, out=out, err="no controller")
     (found,) = [check for check in site.checks() if check.name == "grants"]
     assert found.status == status and ("no controller" in found.text) is bool(code)
+
+
+def test_a_slurm_conf_that_slurm_cannot_read_is_no_reason_for_a_restart(site: Site) -> None:
+    said = (
+        "slurmd: error: _parse_next_key: Parsing error at unrecognized key: Bogus\n"
+        "slurmd: fatal: Unable to process configuration file\n"
+    )
+    site.answer("slurmd", "-G", code=1, err=said)
+    site.answer("scontrol", "ping", code=1, err=said.replace("slurmd", "scontrol"))
+    checks = failed(site.checks())
+    assert checks["slurmctld"].todo == f"correct {site.etc}/slurm.conf"
+    found = checks["gres counts"]
+    assert f"cannot read {site.etc}/slurm.conf: " in found.text and "key: Bogus" in found.text
+    assert "restart" not in found.todo and f"slurmd -G -f {site.etc}/slurm.conf" in found.todo

@@ -45,6 +45,7 @@ IN_FILES = {
     "NodeName in slurm.conf without Gres": "slurm.conf",
     "steps may start before the prolog": "slurm.conf",
     "a partition packs exclusive jobs": "slurm.conf",
+    "a partition and its DEFAULT give whole nodes away": "slurm.conf",
     "job_submit.lua forgets changes of jobs": "job_submit.lua",
     "job_submit.lua does not call us": "job_submit.lua",
     "slurm.conf has a line that Slurm refuses": "slurm.conf",

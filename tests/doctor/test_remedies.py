@@ -56,6 +56,7 @@ UNTYPED = {
     "a node is not in qgpu.yaml": ADMIN,
     "slurm.conf has a line that Slurm refuses": ADMIN,
     "job_submit.lua does not call us": ADMIN,
+    "job_submit.lua of the site is no Lua": ADMIN,
 }
 
 

@@ -22,6 +22,10 @@ TRES = (
 )
 
 
+# the last line of each program of Slurm's that cannot read slurm.conf; the one before has the fault
+UNREADABLE = "Unable to process configuration file"
+
+
 def slurmctld(known: Known) -> Check:
     """Whether the controller answers here."""
     if known.answers:
@@ -30,6 +34,8 @@ def slurmctld(known: Known) -> Check:
     said = known.host.said("scontrol", "ping")
     lines = [line for line in (said.out + said.err).split("\n") if re.search(r"[a-z]", line)]
     why = "; ".join(lines) or "it does not answer"
+    if why.endswith(UNREADABLE):
+        return Check("slurmctld", "fail", f"not asked: {why}", f"correct {known.slurm_conf}")
     todo = "read slurmctld's log" if runs else "systemctl start slurmctld on the controller"
     return Check("slurmctld", "fail", f"{'runs, but' if runs else 'does not run:'} {why}", todo)
 

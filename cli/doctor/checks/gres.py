@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from cli.doctor.checks import site
+from cli.doctor.checks.daemons import UNREADABLE
 from cli.doctor.known import Known
 from cli.doctor.result import RESTART_ALL, Check
 from gres.config.hostlist import expand
@@ -16,6 +17,8 @@ from slurm_plugin.render import GresGroup, gres_groups
 # slurmd's last line if it cannot move itself to a cgroup; its faults of gres.conf end otherwise
 NO_CGROUP = "slurmd initialization failed"
 SILENT = ((24, 11, 0), (24, 11, 3))  # releases whose slurmd -G prints nothing
+# what to do where the files are right, so slurmd has other ones
+TAKEN = f"Slurm's files have it: {RESTART_ALL}; slurmd's log says what it does not take"
 _GRES = re.compile(r"Gres Name=(\S+) Type=(\S+) Count=([0-9]+)")
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 Counts = dict[str, int]
@@ -78,25 +81,29 @@ def slurmd_gres(known: Known) -> Check:
             return Check("gres counts", "warn", "slurmd -G prints nothing", todo)
         if not faults:
             text = "slurmd -G prints nothing: it knows of no gres"
-            return Check("gres counts", "fail", text, _mend(known))
+            return Check("gres counts", "fail", text, _mend(known) or TAKEN)
         if known.host.uid != 0 and faults[-1].endswith(NO_CGROUP):
             why = "slurmd -G needs root where cgroups are version 2"
             return Check("gres counts", "ok", f"not compared: {why}")
-        return Check("gres counts", "fail", faults[-1], _mend(known))
+        if faults[-1].endswith(UNREADABLE):
+            text = f"slurmd cannot read {known.slurm_conf}: {faults[0]}"
+            todo = f"correct it until this says no fatal: slurmd -G -f {known.slurm_conf}"
+            return Check("gres counts", "fail", text, _mend(known) or todo)
+        return Check("gres counts", "fail", faults[-1], _mend(known) or TAKEN)
     fault = counts_fault(have, expected(group_of(known.need, known.node)))
     if fault:
-        return Check("gres counts", "fail", f"slurmd counts: {fault}", _mend(known))
+        return Check("gres counts", "fail", f"slurmd counts: {fault}", _mend(known) or TAKEN)
     total = f"{have['shard']} shards, {have['vram'] // MIB} MiB"
     return Check("gres counts", "ok", f"slurmd counts what qgpu.yaml says: {total}")
 
 
 def _mend(known: Known) -> str:
-    """The first line that Slurm's files need; where they are right, slurmd has other ones."""
+    """The first line that Slurm's files need; empty where they are right."""
     for kind in ("slurm.conf", "gres.conf"):
         for each in site.found(known, kind):
             if each.severity == "fail":
                 return site.todo_of(each)
-    return f"Slurm's files have it: {RESTART_ALL}; slurmd's log says what it does not take"
+    return ""
 
 
 def node_counts(text: str) -> Counts:

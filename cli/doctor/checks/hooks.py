@@ -11,6 +11,8 @@ from cli.doctor.known import NO_SLURM, Known
 from cli.doctor.result import RESTART_ALL, Check
 from slurm_plugin.site.sources import Disk
 
+# words of the shell within which an exit may be passed by
+OPEN, CLOSE = {"if", "case", "for", "while", "until", "select", "{"}, {"fi", "esac", "done", "}"}
 VERBS = {"Prolog": "prolog", "Epilog": "epilog"}
 
 
@@ -67,10 +69,13 @@ def _hook(known: Known, key: str, client: str) -> Check | None:
         text = (
             f"{unread[0]} cannot be read"
             if unread
-            else f"{key} ({scripts[0]}) does not call {client}"
+            else f"{key} ({scripts[0]}) does not call {client} before it ends"
         )
         return Check("hooks", "fail", text, todo)
     script, line = called[0]
+    if why := _unrunnable(known, script):
+        again = todo if ours in scripts else why[1]
+        return Check("hooks", "fail", f"{script} {why[0]}: each job drains the node", again)
     if not Path(script).stat().st_mode & 0o111:
         text = f"{script} is not executable: each job drains the node"
         return Check("hooks", "fail", text, f"chmod 0755 {script}")
@@ -82,7 +87,7 @@ def _hook(known: Known, key: str, client: str) -> Check | None:
 def _calls(known: Known, script: str, client: str) -> list[list[str]]:
     """The command lines of a script that run the client."""
     text = (known.host.read(script, known.slurm_uid) or "").replace("\\\n", " ")
-    found = []
+    found, depth = [], 0
     for line in text.split("\n"):
         try:
             words = shlex.split(line, comments=True)
@@ -90,7 +95,30 @@ def _calls(known: Known, script: str, client: str) -> list[list[str]]:
             words = line.split()
         if client in words and words[0] not in ("[", "test"):
             found.append(words[words.index(client) :])
+        elif depth == 0 and words and _ends(words):
+            break
+        depth += sum((word in OPEN) - (word.rstrip(";") in CLOSE) for word in words)
     return found
+
+
+def _ends(words: list[str]) -> bool:
+    """Whether the shell reads no line after this one; `exec` with redirections alone goes on."""
+    program = words[1:2] and words[1][0] not in "<>&0123456789"
+    return words[0].rstrip(";") == "exit" or (words[0] == "exec" and bool(program))
+
+
+def _unrunnable(known: Known, script: str) -> tuple[str, str] | None:
+    """Why the kernel does not run a script that its mode lets run, and what to do."""
+    first = (known.host.read(script, known.slurm_uid) or "").partition("\n")[0]
+    program = first.removeprefix("#!").split()
+    if not first.startswith("#!") or not program:
+        return "has no interpreter in line 1", f"write #!/bin/sh as line 1 of {script}"
+    if first.endswith("\r"):
+        return "has the line ends of DOS", f"sed -i 's/\\r$//' {script}"
+    if not Path(program[0]).exists():
+        why = f"is for {program[0]}, which is not there"
+        return why, f"install it, or correct line 1 of {script}"
+    return None
 
 
 def _run_dir(known: Known, script: str, line: list[str], todo: str) -> Check | None:

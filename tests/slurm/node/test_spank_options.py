@@ -87,7 +87,9 @@ def test_help_names_the_options(live: Live, client: str) -> None:
 
 
 def test_the_option_ends_with_its_job(live: Live) -> None:
-    """A job that is submitted from inside one with --vram has not that memory."""
+    """A job that is submitted from inside one with --vram has not that memory, and is no question
+    of `qgpu plan` where the outer one had its variable.
+    """
     home = live.sandbox.layout.home("alice")
     inner = (
         f"sbatch --parsable -o /dev/null --gres=qgpu:10 --wrap true > {home}/inner.id; srun "
@@ -97,6 +99,9 @@ def test_the_option_ends_with_its_job(live: Live) -> None:
         live.submit(f"{inner}; env | grep -i spank", "--gres=qgpu:30", "--vram=12G")
     )
     assert text.strip() == "end"
+    job = ("sbatch", "--wait", "--gres=qgpu:10", "-o", f"{home}/planned", "--wrap", "env")
+    live.ask("env", "QGPU_PLAN=1", *job, user="alice")
+    assert "SLURM_SPANK" not in (home / "planned").read_text()
     tres = _gres(live, int((home / "inner.id").read_text()))
     assert not any(item.startswith("gres/vram=12") for item in tres), tres
 

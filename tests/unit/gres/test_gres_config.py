@@ -85,6 +85,8 @@ def test_the_tag_goes_where_this_slurm_has_a_field(version: str, field: str) -> 
         ("version: 1", "the key 'version' is written twice"),
         ("limits: {min_mem: 1GiB, min_mem: 2GiB}", "the key 'min_mem' is written twice"),
         ("enforcer: {window: 500}", "enforcer.window: '500' is not a duration"),
+        ("enforcer: {window: 999999999d}", "'999999999d' is longer than 100 years"),
+        ("doctor:", "doctor: write its keys below it, indented, or leave doctor out (found noth"),
         ("limits: {min_share: 50, max_share: 40}", "min_share 50 is above max_share 40"),
         (
             "limits: {min_mem: 79GiB}",

@@ -7,7 +7,7 @@ import pytest
 from simulator.whatif.simtrace import TraceError, parse_trace
 
 USES = (
-    ("tenants: *a30", "tenants.0: Input should be"),
+    ("tenants: *a30", "tenants.0: write its keys below it"),
     ("duration: *a30", "is not a duration"),
     ("tenants: [{name: a, class: offline, kernel: 1ms, load: *a30}]", "is not a load"),
     ("tenants: [{name: a, class: offline, kernel: *a30}]", "is not a duration"),

@@ -211,7 +211,7 @@ def test_the_default_partition_counts_where_none_is_named(mixed: Slurm) -> None:
 def test_tables_of_another_version_are_an_error_when_loading(tmp_path: Path) -> None:
     slurm = Slurm("lua54", "one", tmp_path)
     (tmp_path / "qgpu_tables.lua").write_text("return { schema = 99 }")
-    with pytest.raises(Exception, match=r"run `qgpu setup` again"):
+    with pytest.raises(Exception, match=r"run `qgpu setup --role controller` again"):
         slurm.lua.eval("dofile")(str(tmp_path / "job_submit.lua"))
 
 
