@@ -152,8 +152,8 @@ def ask(words: Sequence[str]) -> Answer | None:
         return None
     except subprocess.TimeoutExpired:
         raise NoAnswerError(
-            f"sbatch --test-only did not end within {TIMEOUT_S:g} s: slurmctld is busy, SLURM_CONF is"
-            " wrong, or a file that an option names is a pipe; try the same words with sbatch"
+            f"sbatch --test-only did not end within {TIMEOUT_S:g} s: slurmctld is busy, SLURM_CONF"
+            " is wrong, or a file that an option names is a pipe; try the same words with sbatch"
         ) from None
     if done.returncode != 0 and "UP" not in (program("scontrol", "ping") or ""):
         return None
