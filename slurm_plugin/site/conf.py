@@ -249,8 +249,6 @@ def _read_file(reading: _Reading, path: str, above: tuple[str, ...]) -> bool:
             reading.fault(path, 0, wrong)
         return not above
     reading.files.append(path)
-    if not (above or text.strip(BLANKS)) and posixpath.basename(path) == "slurm.conf":
-        reading.fault(path, 0, "it is empty, and Slurm's daemons do not start")
     for line in logical_lines(text):
         reading.lines += 1
         if reading.lines > MAX_LINES:

@@ -39,6 +39,8 @@ def site_faults(site: Site) -> list[Fault]:
     plugstack.conf may be missing.
     """
     optional = [*site.gres.faults, *site.cgroup.faults]
+    if site.slurm.exists and not (site.slurm.entries or site.slurm.includes or site.slurm.faults):
+        return [Fault(site.slurm.path, 0, "it is empty, so Slurm's daemons do not start")]
     found = [*site.slurm.faults, *(f for f in optional if f.line or "no such file" not in f.text)]
     return [*found, *site.plugstack.faults, *node_lines(site.slurm)[1]]
 
