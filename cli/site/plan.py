@@ -60,6 +60,12 @@ _ASKS = (
 )
 
 
+class _UnknownError(click.ClickException):
+    """Neither accepted nor refused."""
+
+    exit_code = 2
+
+
 class _Words(click.Command):
     """A command whose words are sbatch's: click does not know which of them have a value."""
 
@@ -103,9 +109,7 @@ def plan(ctx: click.Context, words: tuple[str, ...]) -> None:
     except LineError as error:
         raise click.UsageError(str(error)) from None
     except (LuaMissingError, slurm_answer.NoAnswerError) as error:
-        unknown = click.ClickException(str(error))
-        unknown.exit_code = 2
-        raise unknown from None
+        raise _UnknownError(str(error)) from None
     except RefusedError as error:
         if as_json:
             click.echo(json.dumps({"accepted": False, "rule": error.rule, "message": str(error)}))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cli.site import slurm_answer
+from cli.site import slurm_answer, slurm_limits
 from cli.site.neighbours import neighbours
 from cli.site.planned import Plan, RefusedError, by_rules, plan_of, ranks
 from cli.site.sbatch_line import Line, LineError, asked, special
@@ -66,8 +66,8 @@ def _never(answer: Answer, found: Mapping[str, str], plan: Plan) -> tuple[str, s
     if answer.start is None:
         return "", ""
     qos = (answer.told[0].get("qos") if answer.told else None) or found.get("qos")
-    ever = slurm_answer.above_partition(found.get("time"), answer.start.partition, qos)
-    limit = slurm_answer.limit_of(qos, _wants(plan, answer.start))
+    ever = slurm_limits.above_partition(found.get("time"), answer.start.partition, qos)
+    limit = slurm_limits.limit_of(qos, _wants(plan, answer.start))
     if ever or limit is None:
         return ever, ""
     return (limit.sentence, "") if limit.ever else ("", limit.sentence)
@@ -184,7 +184,7 @@ def by_slurm(line: Line, config: Config) -> list[Plan] | None:
     if answer is None:
         return None
     if answer.refused:
-        said = slurm_answer.explain(answer.refused, found.get("gres", ""))
+        said = slurm_limits.explain(answer.refused, found.get("gres", ""))
         raise RefusedError(said, _rule(answer, found, config))
     plans = _plans(answer, found, config)
     ever, waits = _never(answer, found, plans[0])

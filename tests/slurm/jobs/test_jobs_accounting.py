@@ -20,9 +20,7 @@ GIB = 1 << 30
 
 
 def known(live: Live, *jobs: int) -> None:
-    """Wait until the database knows the jobs; what is final comes later, and from the ledger at
-    once.
-    """
+    """Wait until the database knows the jobs; what is final comes later."""
     live.until(
         lambda: all(live.sacct(job, "state") != [""] for job in jobs), 60, f"{jobs} in sacct"
     )
@@ -166,10 +164,8 @@ while time.process_time() < 2:
 
 
 def test_my_jobs_have_the_host_beside_the_card(live: Live) -> None:
-    """Two tasks of 2 s and 200 MiB each: CPU% and HOST% are those of Slurm's own figures.
-
-    Sampled each second, because the sample at the end misses tasks that end at the same time.
-    """
+    """Two tasks of 2 s and 200 MiB each: CPU% and HOST% are those of Slurm's own figures."""
+    # Sampled each second, because the last sample misses tasks that end at once.
     script = f"srun -n2 --acctg-freq=1 python3 -c '{BURN}'; {work('--length', '0.5')}"
     done = ended(live, script, "-n2", "--mem=1G", "--gres=qgpu:30,vram:4G", "-J", "burn")
     live.wait_sacct(done)

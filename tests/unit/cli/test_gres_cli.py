@@ -59,7 +59,7 @@ def test_a_plan_says_when_offline_comes_and_when_it_would(tmp_path: Path) -> Non
 
 def test_a_refusal_is_the_sentence_and_a_failure() -> None:
     text = _plan("--gres=qgpu:130")
-    assert (text.exit_code, "qgpu:130 is refused: above 100 percent" in text.output) == (1, True)
+    assert (text.exit_code, "qgpu:130 is refused: the share of a card" in text.output) == (1, True)
     found = _plan("--gres=qgpu:130", "--json")
     assert (found.exit_code, json.loads(found.output)["rule"]) == (1, "share_multiple")
 
@@ -90,7 +90,7 @@ def test_without_the_lua_modules_a_plan_is_a_sentence(
 ) -> None:
     monkeypatch.setattr("cli.site.planned.JobSubmit", partial(JobSubmit, directory=tmp_path))
     found = _plan("--gres=qgpu:30")
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     said = (
         f"Error: cannot open {tmp_path}/qgpu_job_submit.lua: No such file or directory: "
         "install the package again"

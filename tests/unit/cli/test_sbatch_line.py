@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.site import slurm_answer
+from cli.site import slurm_answer, slurm_limits
 from cli.site.neighbours import memories, neighbours, shares
 from cli.site.plan import plan
 from cli.site.plan_slurm import _now
@@ -196,12 +196,12 @@ QOS = """QOS=online(2)
 def test_limits_of_the_qos_are_read(
     wants: dict[str, int], jobs: int, used: int, says: str | None, ever: bool
 ) -> None:
-    found = slurm_answer.read_limit(QOS.format(jobs=jobs, used=used), wants, 7)
+    found = slurm_limits.read_limit(QOS.format(jobs=jobs, used=used), wants, 7)
     assert (found is None) == (says is None)
     if found:
         assert (says or "") in found.sentence and found.ever == ever
     same = QOS.replace("alice(7)", "7").format(jobs=jobs, used=used)  # as 22.05 writes it
-    assert slurm_answer.read_limit(same, wants, 7) == found
+    assert slurm_limits.read_limit(same, wants, 7) == found
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_limits_of_the_qos_are_read(
      ("1-0:1:30", 1441.5), ("UNLIMITED", float("inf")), ("soon", float("inf"))],
 )  # fmt: skip
 def test_times_of_slurm(text: str, minutes: float) -> None:
-    assert slurm_answer.minutes(text) == minutes
+    assert slurm_limits.minutes(text) == minutes
 
 
 @pytest.mark.parametrize(
