@@ -175,8 +175,8 @@ local function fewest(desc, job, total, cpus, q, t)
     )
 end
 
--- Cards per node, so that each node of the job has as many of want.total, and as many tasks; fixes
--- the job's nodes, to the fewest that it could have where it does not say. nil if it cannot be even.
+-- Cards per node, so that each node of the job has as many of want.total, and as many tasks. Fixes
+-- the job's nodes, to the fewest that it could have where it does not say; nil if none is even.
 local function evenly(desc, want)
     local low = given(desc.min_nodes, NO_VAL) or 1
     local first = math.max(low, math.ceil(want.total / want.top))
@@ -209,8 +209,8 @@ end
 
 -- Refuses by a request that can be typed in place of the option, beside the job's other words.
 local function refuse_shape(desc, want, entry, option, model, q, t)
-    local nodes = given(desc.min_nodes, NO_VAL) or math.min(want.most or math.huge,
-        math.max(1, math.ceil(want.total / want.top), want.least))
+    local nodes = math.min(given(desc.max_nodes, NO_VAL) or want.most or math.huge,
+        math.max(math.ceil(want.total / want.top), want.least))
     local each = math.max(1, math.min(want.top, math.ceil(want.total / nodes)))
     local count = #entry.parts > 0 and table.concat(entry.parts, ":") or "1"
     q.refuse(t, "whole_shape", option .. "=" .. count, {
@@ -256,7 +256,11 @@ local function per_node(desc, job, part_list, q, t)
                 each = count * desc.sockets_per_node
             end
             if not each then
-                refuse_shape(desc, want, entries[1], OPTION[name] or spelling[2], model, q, t)
+                local entry, option = entries[1], OPTION[name] or spelling[2]
+                if job.of_tasks then
+                    entry, option = { parts = { job.of_tasks } }, "--ntasks-per-gpu"
+                end
+                refuse_shape(desc, want, entry, option, model, q, t)
             end
             return typed(model, each), each
         end
@@ -280,7 +284,8 @@ function M.of_tasks(desc, job, q)
     local each, tasks = M.per_card(desc), given(desc.num_tasks, NO_VAL)
     if each and tasks and not named(job, q) then
         local own = job.tres_per_job and job.tres_per_job ~= "" and job.tres_per_job .. "," or ""
-        job.tres_per_job = own .. "gpu:" .. string.format("%.0f", math.ceil(tasks / each))
+        job.tres_per_job = own .. "gres/" .. typed(nil, math.ceil(tasks / each))
+        job.of_tasks = string.format("%.0f", each)
     end
 end
 

@@ -215,6 +215,24 @@ def test_whole_cards_have_the_nodes_that_slurm_would_give(
     assert {name: written.get(name) for name in want} == want
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tres_per_task": "gpu:1", "num_tasks": 5}, "--gpus-per-task=1 is refused"),
+        ({"tres_per_task": "gpu:1", "num_tasks": 5}, "write --nodes=3 --gres=gpu:2 in its place"),
+        ({"tres_per_job": "gpu:3", "max_nodes": 2}, "write --nodes=2 --gres=gpu:2 in its place"),
+        ({"tres_per_job": "gpu:h200:5"}, "write --nodes=3 --gres=gpu:h200:2 in its place"),
+        ({"ntasks_per_tres": 1, "num_tasks": 5}, "--ntasks-per-gpu=1 is refused"),
+    ],
+)
+def test_the_words_to_type_in_its_place_hold_all_cards(
+    tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    code, _, said = slurm.submit(GPU, qos="online", partition="gpu", **fields)
+    assert code == 2072 and says in said
+
+
 def test_a_share_has_no_whole_card_by_its_tasks(tmp_path: Path) -> None:
     slurm = Slurm("lua54", "one", tmp_path)
     code, _, said = slurm.submit(gres="qgpu:30", qos="online", ntasks_per_tres=2, num_tasks=4)
