@@ -84,9 +84,13 @@ MESSAGES: dict[str, str] = {
         " whose cards are not shared."
     ),
     "whole_shape": (
-        "{token} in {option} is refused: whole cards are counted for each node, so each node of a"
-        " job needs an equal number of them; write how many, for example --nodes={nodes}"
-        " --gres=gpu:{each}."
+        "{token} is refused: whole cards are counted for each node, so each node of a job needs an"
+        " equal number of them; write --nodes={nodes} --gres={gres} in its place."
+    ),
+    "whole_update": (
+        "job {job} waits for whole cards that are counted on each of its nodes, and this update"
+        " would contradict the count; cancel it and submit it again with what you need, for example"
+        " --gres=gpu:1 --nodes=2."
     ),
     "old_word": "{token} is refused: the memory of a share is called vram;"
     " write --gres=qgpu:{example},vram:{size}.",

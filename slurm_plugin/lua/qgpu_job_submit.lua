@@ -49,6 +49,7 @@ end
 -- Whether a job may hold cards, as far as its words say.
 local function about_cards(job_desc)
     local asks = job_desc.shared == JOB_SHARED_NONE or given(job_desc.gres)
+        or whole.per_card(job_desc) -- --ntasks-per-gpu
     for _, name in ipairs(FIELDS) do
         asks = asks or given(job_desc[name])
     end
@@ -119,6 +120,7 @@ local function read_submission(job_desc, part_list, t)
     for _, name in ipairs(FIELDS) do
         job[name] = job_desc[name]
     end
+    whole.of_tasks(job_desc, job, q)
     return job, said
 end
 
@@ -214,6 +216,7 @@ end
 -- The job's present fields, as strings.
 local function current(job_rec, t)
     local job = {
+        id = job_rec.job_id,
         gres = first_given(job_rec.tres_per_node, job_rec.gres),
         tres_per_job = job_rec.tres_per_job,
         tres_per_task = job_rec.tres_per_task,
@@ -267,6 +270,7 @@ end
 -- The new submission that a change of gres, QOS or partition of a waiting job equals.
 local function resubmission(job_desc, now, t)
     local job = {
+        id = now.id,
         gres = first_given(job_desc.gres, now.request or now.gres),
         qos = given(job_desc.qos) and job_desc.qos or now.qos,
         partition = given(job_desc.partition) and job_desc.partition or now.partition,
@@ -353,6 +357,8 @@ local function modified(job_desc, job_rec, part_list, t)
     local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition))
         or now.alone and shares_node(job_desc)
         or job_desc.shared == JOB_SHARED_NONE
+    local job = resubmission(job_desc, now, t)
+    whole.check_update(job_desc, job, now, asks_gres(job_desc), q, t)
     if not asks_gres(job_desc) and not moved then
         if host.concerns(job_desc, now.tag) then
             resize(job_desc, job_rec, part_list, now, t)
@@ -360,7 +366,6 @@ local function modified(job_desc, job_rec, part_list, t)
         return retag(job_desc, now.tag, t)
     end
     cards.check_update(job_rec, q, t)
-    local job = resubmission(job_desc, now, t)
     local decision, refusal = q.decide(job, t)
     if not decision then
         error({ qgpu = true, key = refusal.key, text = refusal.text }, 0)

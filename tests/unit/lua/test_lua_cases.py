@@ -57,6 +57,7 @@ def test_the_table_is_large_and_reaches_every_sentence() -> None:
         "text_long",
         "started",
         "kind",
+        "whole_update",
         "qos_none",
         "cards_update",
         "cards_never",

@@ -28,10 +28,10 @@ os.getenv = function(name) return os_env[name] end
 function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
 for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_job "
-    .. "tres_per_task tres_per_socket tres_per_node cpus_per_tres mem_per_tres tres_bind "
+    .. "tres_per_task tres_per_socket tres_per_node ntasks_per_tres cpus_per_tres mem_per_tres "
     .. "tres_freq job_state job_id type jobid gpus gpus-per-node gpus-per-socket gpus-per-task "
     .. "cpus-per-gpu gpu-bind gpu-freq exclusive tres-per-task spank_job_env spank_job_env_size "
-    .. "min_mem_per_node min_mem_per_cpu max_nodes min_cpus pn_min_cpus cpus_per_task "
+    .. "min_mem_per_node min_mem_per_cpu max_nodes min_cpus pn_min_cpus cpus_per_task tres_bind "
     .. "environment min_nodes num_tasks ntasks_per_node bitflags sockets_per_node"):gmatch("%S+") do
     KNOWN[name] = true
 end

@@ -5,6 +5,7 @@ for so by srun.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_lua_job_submit import LUA_VERSIONS, Slurm
@@ -138,7 +139,7 @@ def test_the_node_for_itself_stays_so_when_its_class_changes(tmp_path: Path) -> 
     assert written["gres"] == "gpu:a100:1,qgpu:offline:800"
     assert slurm.modify(job, partition="cpu")[1] == {"gres": "gres/gpu:a100:1", "extra": ""}
     code, _, said = slurm.modify({**job, "extra": ""}, tres_per_job="gpu:3", gres="", shared=1)
-    assert code == 2072 and "gpu:3 in --gpus is refused" in said
+    assert code == 2072 and "cancel it and submit it again" in said
 
 
 @pytest.mark.parametrize(("sockets", "gres"), [(2, "gpu:2,qgpu:online:200"), (None, None)])
@@ -167,3 +168,93 @@ def test_the_old_word_for_memory_is_refused_before_slurm_does(tmp_path: Path) ->
         slurm.srun({}, gres="qgpu:30,qgpu_mem:12G", type="sbatch")
     (said,) = slurm.lua.globals()["errors"].values()
     assert "qgpu_mem:12G is refused" in said and "write vram:12G in its place" in said
+
+
+NO_VAL16 = 65534
+GPU = {"gpu": {"name": "gpu", "nodes": "n[1-3]", "total_nodes": 3, "total_cpus": 192}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        # --gpus=2 -n 66; -n 20 -c 4; --cpus-per-gpu=33; -n2 -c 40 per task: two nodes by their CPUs
+        ({"tres_per_job": "gpu:2", "num_tasks": 66}, {"gres": 1, "nodes": 2}),
+        ({"tres_per_job": "gpu:2", "num_tasks": 20, "cpus_per_task": 4}, {"gres": 1, "nodes": 2}),
+        ({"tres_per_job": "gpu:2", "cpus_per_tres": "gres/gpu:33"}, {"gres": 1, "nodes": 2}),
+        (
+            {"tres_per_task": "gpu:1", "num_tasks": 2, "cpus_per_task": 40},
+            {"gres": 1, "nodes": 2, "ntasks_per_node": 1},
+        ),
+        # two of three cards per node would not be even: three nodes of one
+        ({"tres_per_job": "gpu:3"}, {"gres": 1, "nodes": 3}),
+        # fewer cards than nodes: Slurm gives each one
+        ({"tres_per_job": "gpu:1", "num_tasks": 66}, {"gres": 1, "nodes": 2, "tres": "gres/gpu:2"}),
+        # --ntasks-per-gpu alone, per job and per node
+        (
+            {"ntasks_per_tres": 2, "num_tasks": 4},
+            {"gres": 2, "nodes": 1, "ntasks_per_tres": NO_VAL16},
+        ),
+        (
+            {"ntasks_per_tres": 2, "gres": "gpu:1", "min_nodes": 2},
+            {"gres": 1, "ntasks_per_node": 2, "num_tasks": 4, "ntasks_per_tres": NO_VAL16},
+        ),
+        # of one model the last entry counts
+        ({"gres": "gpu:h200:1,gpu:h200:2"}, {"gres": "gpu:h200:1,gpu:h200:2,qgpu:online:200"}),
+    ],
+)
+def test_whole_cards_have_the_nodes_that_slurm_would_give(
+    tmp_path: Path, fields: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    _, written, said = slurm.submit(GPU, qos="online", partition="gpu", **fields)
+    assert not said
+    count = wanted["gres"]
+    gres = f"gpu:{count},qgpu:online:{100 * count}" if isinstance(count, int) else count
+    names = {"nodes": "min_nodes", "tres": "tres_per_job"}
+    want = {names.get(name, name): value for name, value in wanted.items()} | {"gres": gres}
+    assert {name: written.get(name) for name in want} == want
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tres_per_task": "gpu:1", "num_tasks": 5}, "--gpus-per-task=1 is refused"),
+        ({"tres_per_task": "gpu:1", "num_tasks": 5}, "write --nodes=3 --gres=gpu:2 in its place"),
+        ({"tres_per_job": "gpu:3", "max_nodes": 2}, "write --nodes=2 --gres=gpu:2 in its place"),
+        ({"tres_per_job": "gpu:h200:5"}, "write --nodes=3 --gres=gpu:h200:2 in its place"),
+        ({"ntasks_per_tres": 1, "num_tasks": 5}, "--ntasks-per-gpu=1 is refused"),
+    ],
+)
+def test_the_words_to_type_in_its_place_hold_all_cards(
+    tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    code, _, said = slurm.submit(GPU, qos="online", partition="gpu", **fields)
+    assert code == 2072 and says in said
+
+
+def test_a_share_has_no_whole_card_by_its_tasks(tmp_path: Path) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    code, _, said = slurm.submit(gres="qgpu:30", qos="online", ntasks_per_tres=2, num_tasks=4)
+    assert code == 2072 and "qgpu:30 is refused beside gpu:2" in said
+
+
+@pytest.mark.parametrize(
+    ("update", "refused"),
+    [
+        ({"min_nodes": 2, "max_nodes": 2}, True),
+        ({"num_tasks": 4}, True),
+        ({"tres_per_job": "gpu:4"}, True),
+        ({"gres": "gpu:1"}, True),
+        ({"qos": "offline"}, False),
+        ({"comment": "mine"}, False),
+    ],
+)
+def test_an_update_does_not_contradict_the_count(
+    tmp_path: Path, update: dict[str, Any], refused: bool
+) -> None:
+    slurm = Slurm("lua54", "one", tmp_path)
+    fixed = {"tres_per_node": "gres/gpu:2,gres/qgpu:online:200", "tres_per_job": "gres/gpu:2"}
+    job = {"job_id": 7, "job_state": 0, "partition": "gpu", "qos": "online", **fixed}
+    code, _, said = slurm.modify(job, **update)
+    assert (code == 2072, "cancel it and submit it again" in said) == (refused, refused)
