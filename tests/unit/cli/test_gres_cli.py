@@ -61,7 +61,7 @@ def test_a_refusal_is_the_sentence_and_a_failure() -> None:
     text = _plan("--gres=qgpu:130")
     assert (text.exit_code, "qgpu:130 is refused: the share of a card" in text.output) == (1, True)
     found = _plan("--gres=qgpu:130", "--json")
-    assert (found.exit_code, json.loads(found.output)["rule"]) == (1, "share_multiple")
+    assert (found.exit_code, json.loads(found.output)["rule"]) == (1, "share_high")
 
 
 @pytest.mark.parametrize("option", ["--vram", "--qgpu-cards"])
