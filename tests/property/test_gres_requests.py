@@ -244,7 +244,8 @@ def expected(meant: Meant, t: Tables) -> Outcome:
     if meant.share < t.min_share:
         return Outcome(key="share_low")
     if meant.share > 100 and meant.share % 100:
-        return Outcome(key="share_multiple")
+        up = 100 * min(meant.share // 100 + 1, 1 if t.whole_by_shard else cards)
+        return Outcome(key="share_multiple" if up > t.max_share else "share_high")
     if meant.share > 100 * cards:
         return Outcome(key="cards_many")
     if meant.share > 100 or (meant.share == 100 and not meant.size):
