@@ -117,5 +117,5 @@ class ReleaseStory:
 
     def _check_report(self, train: Job) -> None:
         said = self.cluster.sandbox.run(["qgpu", "report", str(train.id)]).stdout
-        told = next((text for text in said.split("\n") if "the card was idle" in text), "")
+        told = next((text for text in said.split("\n") if " was idle " in text), "")
         self.promises.check("the report says what 100ms cost", bool(told), told or said)
