@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import click
 
-from cli.columns import Column, cells, padded, table
+from cli.columns import Column, table
 from gres.printable import printable
 
 
@@ -27,15 +27,9 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     """Columns under each other: the first `left` are words, the others numbers."""
     if not lines:
         return []
-    shown = [[printable(text) for text in line] for line in lines]
-    widths = [max(map(cells, column)) for column in zip(*shown, strict=True)]
-    return [
-        "  ".join(
-            padded(text, width, at < left)
-            for at, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in shown
-    ]
+    header, *rows = lines
+    columns = [Column(printable(name), left=at < left) for at, name in enumerate(header)]
+    return table(columns, rows)
 
 
 def room() -> int | None:
@@ -117,7 +111,7 @@ def say(command: str, sentence: str) -> None:
 
 
 def _reader_left() -> bool:
-    """Whether stdout is a pipe that nobody reads any more, as behind `| head -2`."""
+    """Whether stdout is a pipe whose reading end is closed, as behind `| head -2`."""
     poll = select.poll()
     poll.register(1, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

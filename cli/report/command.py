@@ -161,7 +161,8 @@ def report_window(
         jobs = accounting.choose().between(whole)
         listed = read_jobs(jobs, whole, (), where, given, config).with_cards()
     if asked.by is not None or not asked.whose:
-        totals = read_totals(asked.by or "user", window, where)
+        by = asked.by or ("user" if asked.html is not None else None)
+        totals = read_totals(by, window, where)
     if asked.html is not None and listed is not None:
         from cli.report.html import write_window
 
@@ -172,8 +173,8 @@ def report_window(
     times = {"since": bounds[0], "until": bounds[1]}
     if asked.by is None and listed is not None:
         notes = show_list(listed, totals, asked.form, times)
-    elif totals is not None:
-        notes = show_totals(totals, asked.form, times)
+    elif totals is not None and asked.by is not None:
+        notes = show_totals(totals, asked.by, asked.form, times)
     if asked.form != "json":
         for note in notes:
             say("report", note)
@@ -181,10 +182,10 @@ def report_window(
     return 1 if problems else 0
 
 
-def show_totals(totals: Totals, form: str, times: Mapping[str, int]) -> list[str]:
+def show_totals(totals: Totals, by: str, form: str, times: Mapping[str, int]) -> list[str]:
     """Print the groups; notes that are left to say."""
     _, *rows = report_groups.lines(totals.groups, totals.total)
-    body = report_groups.body(totals.groups, totals.total, totals.by, times)
+    body = report_groups.body(totals.groups, totals.total, by, times)
     cards = [card.as_json() for card in totals.cards]
     body |= {"cards": cards, "notes": totals.problems}
     show_columns(body, report_groups.COLUMNS, rows, form)

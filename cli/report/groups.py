@@ -76,11 +76,6 @@ class Group:
         return asdict(self) | {"efficiency": self.efficiency}
 
 
-def granted_seconds(job: SacctJob) -> float:
-    """GPU-seconds that Slurm booked."""
-    return (job.elapsed_s or 0) * granted_cards(job.tres)
-
-
 def part_of(usage: Usage, points: Sequence[Point] | None, since_ns: int, until_ns: int) -> float:
     """How much of a row's work lies in the window: by its series where
     there is one, else by time.
@@ -114,10 +109,10 @@ def groups(
         of_job.setdefault(row.usage.job_id, []).append(row)
     found: dict[str, Group] = {}
     for job in jobs:
-        granted = granted_seconds(job)
-        mine = of_job.get(job.raw_id, [])
-        if granted_cards(job.tres) == 0 and not mine:
+        cards, mine = granted_cards(job.tres), of_job.get(job.raw_id, [])
+        if cards == 0 and not mine:
             continue
+        granted = (job.elapsed_s or 0) * cards  # GPU-seconds that Slurm booked
         name = KEYS[by](job)
         _count(found.setdefault(name, Group(name)), granted, mine, since_ns, until_ns)
     total = Group("TOTAL")

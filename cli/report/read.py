@@ -45,9 +45,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Totals:
-    """A window by group, with the cards' use."""
+    """Groups of a window, and the cards' use."""
 
-    by: str
     groups: list[report_groups.Group]
     total: report_groups.Group
     cards: list[report_cards.CardUse]
@@ -126,13 +125,13 @@ def read_jobs(
     return Read(known, reports, found, found.problems + problems + missing_nodes(reports, where))
 
 
-def read_totals(by: str, window: sacct.Window, where: Sequence[Place]) -> Totals:
+def read_totals(by: str | None, window: sacct.Window, where: Sequence[Place]) -> Totals:
     """Groups and the cards' use; what reaches over an edge of the window counts with the part
-    inside.
+    inside. Without `by` Slurm is not asked, and the cards' use is all.
     """
-    jobs = accounting.choose().between(window)
+    jobs = accounting.choose().between(window) if by else []
     bounds = window.since * 10**9, window.until * 10**9
     found = ledgers.read(where, Question(since_ns=bounds[0], until_ns=bounds[1]))
-    grouped, total = report_groups.groups(jobs, found.rows, by, *bounds)
+    grouped, total = report_groups.groups(jobs, found.rows, by or "user", *bounds)
     cards = report_cards.card_uses(found.rows, *bounds)
-    return Totals(by, grouped, total, cards, found.problems)
+    return Totals(grouped, total, cards, found.problems)

@@ -148,7 +148,7 @@ def _set_up(work: Work, config_path: str, replace: bool, as_json: bool) -> None:
 
 
 def _restarts(work: Work, found: list[Difference], done: list[Done], site: Site) -> list[Restart]:
-    """What is to be restarted for lines that are missing, and for files that nobody has read."""
+    """What is to be restarted for lines that are missing, and for files that changed since."""
     if work.roles == ("login",):
         return []  # no daemon of Slurm reads files there
     here = work.here

@@ -23,7 +23,7 @@ from gres.config.schema import JobClass
 TIMEOUT_S = 60.0  # as long as a client of Slurm waits for a busy slurmctld, and some
 NOW_S = 5  # seconds by which the clocks of two hosts of a cluster may differ
 AGAIN_S = 2.0  # between two questions: the start is in whole seconds, so that one of these is seen
-# Reasons of squeue with which a job is in nobody's way, because it may not start yet.
+# Reasons of squeue with which a job delays no other, because it may not start yet.
 NOT_ELIGIBLE = frozenset(
     ["BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin"]
 )

@@ -145,7 +145,7 @@ local function room(partition, part_list, q)
 end
 
 -- The number of a text like `gres/gpu:4`, of --cpus-per-gpu and --mem-per-gpu.
-local function per_card(text, q)
+local function number_of(text, q)
     local entry = q.parse_entries(text).gpu[1]
     return entry and tonumber(entry.parts[#entry.parts])
 end
@@ -170,8 +170,8 @@ local function fewest(desc, job, total, cpus, q, t)
         nodes_for(tasks, 1, given(desc.ntasks_per_node, NO_VAL16) or math.huge),
         nodes_for(tasks, of_task, cpus),
         nodes_for(tasks, of_task * (given(desc.min_mem_per_cpu, math.huge) or 0), memory),
-        nodes_for(total, per_card(job.cpus_per_tres, q), cpus),
-        nodes_for(total, per_card(job.mem_per_tres, q), memory)
+        nodes_for(total, number_of(job.cpus_per_tres, q), cpus),
+        nodes_for(total, number_of(job.mem_per_tres, q), memory)
     )
 end
 

@@ -64,7 +64,7 @@ class Admin:
                 step(match)
                 done = match.end()
         if not found:
-            raise StuckError(f"nobody can type: {todo}")
+            raise StuckError(f"no command and no edit: {todo}")
 
     def type(self, command: str) -> None:
         """A command in a shell."""

@@ -176,7 +176,8 @@ def run(job: Job, asked: Asked, config: Config) -> tuple[JobReport, Shown]:
         ledger, begin = Ledger(path), 1000
         for at, steps in enumerate(shown.tried or ()):
             start = begin
-            grant = Grant(7, 1, 1, *words, start * SECOND, "", cards, "/r", "/d", "/s")  # type: ignore[arg-type]
+            more = (start * SECOND, "", cards, "/r", "/d", "/s")
+            grant = Grant(7, 1, 1, *words, *more)  # type: ignore[arg-type]
             begin = run_once(ledger, grant, steps, at in job.moves, shown) + 100
         ledger.close()
         rows = read_usage(path, [7])

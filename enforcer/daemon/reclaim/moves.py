@@ -386,7 +386,7 @@ class Moves:
         elif states <= {"running"}:
             self._home(away, "undone" if leaving else "returned", None)
         elif states == {"checkpointed"} and away.recorded:
-            if leaving:  # it left, though nobody saw how long that took
+            if leaving:  # before this qgpud looked, so this is the most that it took
                 took = max(0, self.service.ports.clock.realtime_ns() - away.left_at)
                 self.service.sampler.note(rows.moved, self.service.ledger, away.grant.job_id, took)
             away.state = "checkpointed"

@@ -148,5 +148,5 @@ def test_plan_and_sbatch_agree(full: Live) -> None:
     check(full, seed=47, count=300)
 
 
-def test_they_agree_where_a_job_has_parts_of_several_cards(several: Live, full: Live) -> None:  # noqa: F811
+def test_they_agree_on_parts_of_several_cards(several: Live, full: Live) -> None:  # noqa: F811
     check(full, seed=48, count=150)

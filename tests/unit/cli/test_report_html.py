@@ -19,6 +19,7 @@ from records_support import sacct as fake_sacct
 
 from cli.report.command import report
 from enforcer.ledger.store import CardSample, Ledger, Sample
+from gres.config.schema import JobClass
 from gres.grant.store import Grant, GrantCard
 from slurm_plugin import records
 
@@ -75,29 +76,19 @@ class Page(HTMLParser):
         self.words += data
 
 
+def grant(number: int, kind: JobClass, uuid: str, begin: int) -> Grant:
+    card = GrantCard(uuid, 0, UUIDS.index(uuid), 30, 12 * GIB, 80 * GIB)
+    at = begin * SECOND
+    return Grant(number, 1000, 100, "n1", "active", kind, at, "", (card,), "/r", "/d", "/s")
+
+
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for number, (kind, uuid) in enumerate(
         (("online", UUIDS[0]), ("offline", UUIDS[0]), ("offline", UUIDS[1])), 1
     ):
-        card = GrantCard(uuid, 0, UUIDS.index(uuid), 30, 12 * GIB, 80 * GIB)
-        ledger.open_grant(
-            Grant(
-                number,
-                1000,
-                100,
-                "n1",
-                "active",
-                kind,
-                START * SECOND,
-                "",
-                (card,),
-                "/r",
-                "/d",
-                "/s",
-            )  # type: ignore[arg-type]
-        )
+        ledger.open_grant(grant(number, kind, uuid, START))
         for second in (*range(0, 40, 2), *range(60, 100, 2)):
             used = {
                 "busy_ns": second * SECOND // 4,
@@ -290,23 +281,7 @@ def test_a_window_lists_the_newest_and_draws_the_longest_first(tmp_path, monkeyp
     for number in range(1, 47):
         length = 60 if number == 46 else 1
         begin = START + 2 * number
-        card = GrantCard(UUIDS[0], 0, 0, 30, 12 * GIB, 80 * GIB)
-        ledger.open_grant(
-            Grant(
-                number,
-                1000,
-                100,
-                "n1",
-                "active",
-                "online",
-                begin * SECOND,
-                "",
-                (card,),
-                "/r",
-                "/d",
-                "/s",
-            )  # type: ignore[arg-type]
-        )
+        ledger.open_grant(grant(number, "online", UUIDS[0], begin))
         if number in (1, 46):
             for second in range(length):
                 sample = Sample(number, UUIDS[0], 1, 5, busy_ns=second * SECOND // 2, mem_used=GIB)

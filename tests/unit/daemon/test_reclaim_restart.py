@@ -54,15 +54,20 @@ def test_a_checkpointed_job_is_found_and_returns(made: Lab, service: NodeService
     assert made.calls() == ["leave", "state", "return"] and made.rows(1)[0].result == "returned"
 
 
-@pytest.mark.parametrize("state", ["locked", "checkpointed"])
-def test_a_job_that_was_leaving_is_finished(made: Lab, service: NodeService, state: str) -> None:
-    one, two = made.offline(service, 1, 30), made.program(1, 30)
+def kill_while_leaving(made: Lab, service: NodeService) -> None:
+    """An online job comes, and the helper that takes the offline job's memory is killed at work."""
     (made.directory / "hang").touch()
     assert isinstance(made.prolog(service, 9, 50, "online"), Later)
     helper = made.helper_process(service)
     helper.kill()
     helper.wait()
     (made.directory / "hang").unlink()
+
+
+@pytest.mark.parametrize("state", ["locked", "checkpointed"])
+def test_a_job_that_was_leaving_is_finished(made: Lab, service: NodeService, state: str) -> None:
+    one, two = made.offline(service, 1, 30), made.program(1, 30)
+    kill_while_leaving(made, service)
     made.set(one, state)
     again = made.crash(service)
     again.reclaimer.tick()
@@ -73,12 +78,7 @@ def test_a_job_that_was_leaving_is_finished(made: Lab, service: NodeService, sta
 
 def test_a_job_that_left_meanwhile_is_known_to_have_left(made: Lab, service: NodeService) -> None:
     pid = made.offline(service, 1, 60)
-    (made.directory / "hang").touch()
-    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
-    helper = made.helper_process(service)
-    helper.kill()
-    helper.wait()
-    (made.directory / "hang").unlink()
+    kill_while_leaving(made, service)
     made.set(pid, "checkpointed")
     assert made.rows(1)[0].leave_ns is None
     again = made.crash(service)
@@ -89,12 +89,7 @@ def test_a_job_that_left_meanwhile_is_known_to_have_left(made: Lab, service: Nod
 
 def test_a_job_that_did_not_begin_to_leave_goes_on(made: Lab, service: NodeService) -> None:
     made.offline(service, 1, 60)
-    (made.directory / "hang").touch()
-    assert isinstance(made.prolog(service, 9, 50, "online"), Later)
-    helper = made.helper_process(service)
-    helper.kill()
-    helper.wait()
-    (made.directory / "hang").unlink()
+    kill_while_leaving(made, service)
     again = made.crash(service)
     again.reclaimer.tick()
     made.settle(again)

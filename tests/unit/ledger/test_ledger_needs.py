@@ -24,16 +24,6 @@ def grant(job: int = 9) -> Grant:
     return Grant(job, 1000, 100, "n1", "active", "online", at, "", (CARD,), "/r", "/d", "/s")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.sqlite"
-
-
-@pytest.fixture
-def ledger(path: Path) -> Ledger:
-    return Ledger(path)
-
-
 def sample(job: int = 9, **more: object) -> Sample:
     return Sample(job, CARD.uuid, 1, 5)._replace(**more)  # type: ignore[arg-type]
 

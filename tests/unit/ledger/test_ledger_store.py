@@ -45,16 +45,6 @@ def open_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.sqlite"
-
-
-@pytest.fixture
-def ledger(path: Path) -> Ledger:
-    return Ledger(path)
-
-
 def sample(boot: int = 1, since: int = 5, **counters: int) -> Sample:
     return Sample(9, CARD.uuid, boot, since, **counters)
 
