@@ -212,6 +212,10 @@ function M.pre_submit(options, _)
         options["tres-per-task"] = changed
     end
     if not options.gres then
+        if in_job and os.getenv("QGPU_STEP_GRES") == "none" and not options["tres-per-task"]
+            and not asks_for_gpus(options) then
+            options.gres = "none" -- the job named no card (job_submit.lua, mark_steps)
+        end
         return slurm.SUCCESS
     end
     local inside = os.getenv("SLURM_JOB_ID") ~= nil or tostring(options.jobid):find("^%d+$") ~= nil

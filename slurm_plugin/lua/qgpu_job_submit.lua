@@ -141,6 +141,21 @@ local function write(job_desc, decision, t)
     end
 end
 
+-- A step asks for what its job asks for. A batch job that is alone on its node and names no card
+-- has its cards named by us, and its steps would have to take turns on them: cli_filter.lua reads
+-- this and asks for none. Emptied for a job that was submitted within such a job.
+local function mark_steps(job_desc, decision)
+    if job_desc.script == nil then
+        return -- the environment of srun and salloc is not slurmctld's
+    end
+    local environment = job_desc.environment
+    if decision.unnamed then
+        environment.QGPU_STEP_GRES = "none"
+    elseif environment and environment.QGPU_STEP_GRES then
+        environment.QGPU_STEP_GRES = ""
+    end
+end
+
 local function refused(refusal)
     tell(refusal.text)
     return slurm.ESLURM_INVALID_GRES or ESLURM_INVALID_GRES
@@ -196,6 +211,7 @@ local function submit(t, job_desc, part_list)
         end
     end
     write(job_desc, decision, t)
+    mark_steps(job_desc, decision)
     return slurm.SUCCESS
 end
 

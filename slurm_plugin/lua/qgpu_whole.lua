@@ -220,7 +220,8 @@ end
 
 local OPTION = { tres_per_task = "--gpus-per-task" }
 
--- The entry `gpu:N` for each node, of a request per job, task or socket, and N.
+-- The entry `gpu:N` for each node, of a request per job, task or socket, and N. No entry for a
+-- request per job of one node, because Slurm looks at Links= only for that spelling (24.11, 26.05).
 local function per_node(desc, job, part_list, q, t)
     local of_task = asked(q.parse_entries(job.tres_per_task).gpu, q)
     local cpus, most = room(job.partition, part_list, q)
@@ -231,7 +232,7 @@ local function per_node(desc, job, part_list, q, t)
             local count, model = asked(entries, q)
             local tasks = given(desc.num_tasks, NO_VAL) or given(desc.ntasks_per_node, NO_VAL16)
                 or 1
-            local top, each = math.max(q.most_cards(t, model), 1), nil
+            local top, each, nodes = math.max(q.most_cards(t, model), 1), nil, nil
             local want = { total = count, unit = 1, tasks = 0, top = top, most = most }
             if name == "tres_per_job" then
                 want.unit = math.max(of_task, 1)
@@ -246,7 +247,7 @@ local function per_node(desc, job, part_list, q, t)
             if not model and entries[2] then
                 each = nil -- of several models
             elseif name == "tres_per_job" then
-                each = evenly(desc, want)
+                each, nodes = evenly(desc, want)
                 if each and want.total > count then
                     desc.tres_per_job = "gres/" .. typed(model, want.total)
                 end
@@ -262,7 +263,7 @@ local function per_node(desc, job, part_list, q, t)
                 end
                 refuse_shape(desc, want, entry, option, model, q, t)
             end
-            return typed(model, each), each
+            return (nodes ~= 1 or job.of_tasks) and typed(model, each) or nil, each
         end
     end
     return nil, 0
@@ -350,13 +351,16 @@ function M.book(desc, job, decision, part_list, q, t)
         if decision.tag.node and cards > 0 then
             -- asked for by name, so that nobody takes the count for a request without a card
             gres[#gres + 1], decision.tag.node = "gpu:" .. string.format("%.0f", cards), nil
+            decision.unnamed = true
             decision[t.tag_field] = q.tagged(decision.tag, decision[t.tag_field], t)
         end
     elseif cards == 0 then
         if not desc and named(job, q) then
             q.refuse(t, "whole_update", "", { job = tostring(job.id or "") })
         end
-        gres[#gres + 1], cards = per_node(desc or {}, job, part_list, q, t)
+        local entry
+        entry, cards = per_node(desc or {}, job, part_list, q, t)
+        gres[#gres + 1] = entry
     end
     if cards == 0 then
         return false

@@ -27,7 +27,7 @@ function slurm.log_user(fmt, ...) messages[#messages + 1] = string.format(fmt, .
 os.getenv = function(name) return os_env[name] end
 function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
-for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_job "
+for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_job script "
     .. "tres_per_task tres_per_socket tres_per_node ntasks_per_tres cpus_per_tres mem_per_tres "
     .. "tres_freq job_state job_id type jobid gpus gpus-per-node gpus-per-socket gpus-per-task "
     .. "cpus-per-gpu gpu-bind gpu-freq exclusive tres-per-task spank_job_env spank_job_env_size "

@@ -194,6 +194,11 @@ GPU = {"gpu": {"name": "gpu", "nodes": "n[1-3]", "total_nodes": 3, "total_cpus":
             {"ntasks_per_tres": 2, "num_tasks": 4},
             {"gres": 2, "nodes": 1, "ntasks_per_tres": NO_VAL16},
         ),
+        # of one node: per job alone, because only there does Slurm look at Links=
+        (
+            {"tres_per_job": "gpu:2", "num_tasks": 2},
+            {"gres": "qgpu:online:200", "nodes": 1, "max_nodes": 1, "tres": None},
+        ),
         (
             {"ntasks_per_tres": 2, "gres": "gpu:1", "min_nodes": 2},
             {"gres": 1, "ntasks_per_node": 2, "num_tasks": 4, "ntasks_per_tres": NO_VAL16},
@@ -258,3 +263,20 @@ def test_an_update_does_not_contradict_the_count(
     job = {"job_id": 7, "job_state": 0, "partition": "gpu", "qos": "online", **fixed}
     code, _, said = slurm.modify(job, **update)
     assert (code == 2072, "cancel it and submit it again" in said) == (refused, refused)
+
+
+def test_steps_of_a_job_that_names_no_card_ask_for_none(tmp_path: Path) -> None:
+    """They would take turns on the cards that we name for it; a job within it has its own."""
+    slurm = Slurm("lua54", "mixed", tmp_path)
+    parts = {"gpu": {"name": "gpu", "nodes": "a[1-9]"}}
+    environment = slurm.lua.table_from({})
+    job = {"qos": "prod", "script": "#!/bin/sh", "environment": environment}
+    slurm.submit(parts, partition="gpu", shared=0, **job)
+    assert environment["QGPU_STEP_GRES"] == "none"
+    inside = {"SLURM_JOB_ID": "7", "QGPU_STEP_GRES": "none"}
+    assert slurm.srun(inside) == "none"
+    for asked in ({"gres": "gpu:1"}, {"gpus": "1"}, {"gpus-per-task": "1"}):
+        assert slurm.srun(inside, **asked) is None
+    slurm.submit(parts, partition="gpu", gres="gpu:a100:2", **job)
+    assert environment["QGPU_STEP_GRES"] == ""
+    assert slurm.srun({**inside, "QGPU_STEP_GRES": ""}) is None
