@@ -165,3 +165,16 @@ def _suspended(job: JobReport) -> list[str]:
         f"job {job.job_id}: online jobs suspended it for {min(1.0, lost / job.elapsed_s):.0%} of"
         " the time that it ran. If it must not wait, ask for an online QOS with --qos."
     ]
+
+
+def advised_line(jobs: Sequence[str], width: int | None) -> str:
+    """The command that shows the requests to make next time: of the last SHOWN jobs, or of fewer
+    that fit into `width` places.
+    """
+    line = ""
+    for count in range(min(SHOWN, len(jobs)), 0, -1):
+        some = f" (last {count} of {len(jobs)})" if len(jobs) > count else ""
+        line = f"* what to ask for next time{some}: qgpu report {','.join(jobs[-count:])}"
+        if width is None or len(line) <= width:
+            break
+    return line

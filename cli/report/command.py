@@ -20,7 +20,7 @@ from cli.report import cards as report_cards
 from cli.report import groups as report_groups
 from cli.report import ids as report_ids
 from cli.report import ledgers, text
-from cli.report.advice import SHOWN, advice, has_request
+from cli.report.advice import SHOWN, advice, advised_line, has_request
 from cli.report.ledgers import Place
 from cli.report.read import Read, Totals, read_jobs, read_totals, run_id
 from gres.config.site import Config, ConfigError, load_config
@@ -217,8 +217,7 @@ def show_list(read: Read, totals: Totals | None, form: str, times: Mapping[str, 
     click.echo("\n".join(text.fitted(read.reports, False, room())))
     click.echo(total_line(total, len(read.reports)))
     if advised := [job.job_id for job in read.reports if has_request(job)]:
-        some = f", the last {SHOWN} of {len(advised)} jobs" if len(advised) > SHOWN else ""
-        click.echo(f"* what to ask for next time{some}: qgpu report {','.join(advised[-SHOWN:])}")
+        click.echo(advised_line(advised, room()))
     show_cards(cards)
     return read.notes
 

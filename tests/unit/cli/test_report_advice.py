@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.report.advice import advice
+from cli.report.advice import advice, advised_line
 from cli.report.model import build
 from enforcer.ledger.reclaims import Reclaim
 from enforcer.ledger.schema import Usage
@@ -316,3 +316,13 @@ def test_the_memory_of_two_cards_leaves_together() -> None:
     (report,) = build([job], rows, 99_000 * SECOND, reclaims=away)
     count, line = advice(report)
     assert "1 time(s), 10 s" in count and "44.0 GiB left cards 0, 1 of n1" in line
+
+
+def test_the_list_names_as_many_jobs_as_fit_into_its_width() -> None:
+    jobs = [str(number) for number in range(1000, 1014)]
+    line = advised_line(jobs, 80)
+    assert len(line) <= 80 and line.endswith(",1012,1013")
+    assert "next time (last 5 of 14): qgpu report 1009," in line
+    assert advised_line(jobs, None).count(",") == 9
+    assert advised_line(jobs, 10).endswith("(last 1 of 14): qgpu report 1013")
+    assert advised_line(jobs[:1], 80) == "* what to ask for next time: qgpu report 1000"
