@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -38,9 +39,11 @@ def unread(here: Here, site: Site, host: Host | None = None) -> set[Restart]:
 
 def _older(known: Known, daemon: str, changed: float) -> bool:
     """Whether a daemon of this slurm.conf was started before that time."""
-    running = known.slurm_processes(daemon)
-    proc = known.host.proc
-    return bool(running) and max(_started(proc, p.pid) for p in running) + SLACK_S < changed
+    proc, started = known.host.proc, []
+    for process in known.slurm_processes(daemon):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            started.append(_started(proc, process.pid))
+    return bool(started) and max(started) + SLACK_S < changed
 
 
 def _newest(paths: Iterable[str]) -> float:

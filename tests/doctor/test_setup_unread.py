@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from site_support import Site
@@ -53,3 +56,17 @@ def test_what_is_to_be_restarted(
     here = Here("/", places, True, False, "", "n1")
     found = unread_module.unread(here, read_site(places, Disk(), "24.11"), site.host)
     assert found == wanted
+
+
+def test_a_daemon_that_ends_meanwhile_has_nothing_left_to_read(tmp_path: Path) -> None:
+    """Slurm's daemons fork children that live for a moment, and have their name."""
+    (tmp_path / "stat").write_text("btime 1000\n")
+    found = [SimpleNamespace(pid=5)]
+    known: Any = SimpleNamespace(
+        slurm_processes=lambda _: found, host=SimpleNamespace(proc=tmp_path)
+    )
+    assert not unread_module._older(known, "slurmd", 2000.0)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (slurmd) S " + "0 " * 18 + "500 0\n")
+    found.append(SimpleNamespace(pid=7))
+    assert unread_module._older(known, "slurmd", 2000.0)
