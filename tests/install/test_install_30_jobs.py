@@ -75,9 +75,9 @@ def test_report_has_what_was_granted_and_used(site: Site) -> None:
     job = site["login"].run(f"sbatch {words} '{command}'", user="alice").out.strip()
     site["ctl"].run("systemctl start qgpu-collect.service")
     text = site["ctl"].run(f"qgpu report {job}").out
-    assert re.search(rf"^{job} +alice +COMPLETED +online +n[12]:[01] +40 ", text, re.MULTILINE), (
-        text
-    )
+    figures = {"JOBID": job, "USER": "alice", "STATE": "COMPLETED", "CLASS": "online"}
+    for name, value in {**figures, "CARD": "n[12]:[01]", "SHARE%": "40"}.items():
+        assert re.search(rf"^{name} +{value}$", text, re.MULTILINE), text
 
 
 def test_accounting_has_the_class(site: Site) -> None:
