@@ -11,7 +11,7 @@ from harness.site import Site, until
 
 CAP_30 = 23962 << 20  # bytes: 30 % of 80 GiB less the reserve of 2 GiB, rounded up
 REFUSED = {
-    "qgpu:130": "above 100 percent only whole cards are given",
+    "qgpu:130": "--gres=qgpu:100",
     "qgpu:0": "the share of a card must be at least 1 percent",
     "qgpu:abc": "'abc' is not a whole number of percent",
     "qgpu:30,vram:200G": "one card has 79872M to share",
